@@ -1,0 +1,53 @@
+"""MinT's event contracts: CloudEvents 1.0 bodies as pydantic models, with no other dependency."""
+
+from .cloudevents import Envelope, decode, headers_for
+from .commands import (
+    CheckpointRef,
+    Command,
+    EvaluationRequested,
+    ExportRequested,
+    RolloutRequested,
+    UpdateRequested,
+)
+from .common import FileRef
+from .events import (
+    AliasMoved,
+    PolicyUpdated,
+    RevisionEvaluated,
+    RevisionExported,
+    RevisionReady,
+    RevisionRegistered,
+    RolloutCompleted,
+    RunEnded,
+    RunStateChanged,
+)
+from .names import Reference, parse_reference
+from .registry import CONTRACTS, Contract
+from .training import TrainRequested
+
+__all__ = [
+    "CONTRACTS",
+    "AliasMoved",
+    "CheckpointRef",
+    "Command",
+    "Contract",
+    "Envelope",
+    "EvaluationRequested",
+    "ExportRequested",
+    "FileRef",
+    "PolicyUpdated",
+    "Reference",
+    "RevisionEvaluated",
+    "RevisionExported",
+    "RevisionReady",
+    "RevisionRegistered",
+    "RolloutCompleted",
+    "RolloutRequested",
+    "RunEnded",
+    "RunStateChanged",
+    "TrainRequested",
+    "UpdateRequested",
+    "decode",
+    "headers_for",
+    "parse_reference",
+]
