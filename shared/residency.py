@@ -48,7 +48,8 @@ class FailedRevision(_Value):
 
 
 class Replica(_Value):
-    """One serving replica now. `url` is its internal HTTP address."""
+    """One serving replica now. `url` is its internal HTTP address; `max_context` bounds prompt and
+    completion together, in tokens (None: the replica does not say)."""
 
     replica: str
     boot_id: str
@@ -60,6 +61,7 @@ class Replica(_Value):
     max_rank: int
     slots: int
     max_resident: int
+    max_context: int | None = None
     ready: tuple[ReadyRevision, ...] = ()
     prewarming: tuple[str, ...] = ()
     failed: tuple[FailedRevision, ...] = ()

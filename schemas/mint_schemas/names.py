@@ -44,7 +44,8 @@ def parse_reference(text: str) -> Reference:
     if match is None:
         shown = text if len(text) <= 80 else f"{text[:77]}…"
         raise ValueError(
-            f"{shown!r} is not a reference; write tenant/policy, tenant/policy:alias or tenant/policy@12, where {_ALLOWED}"
+            f"{shown!r} is not a reference; write tenant/policy, tenant/policy:alias or tenant/policy@12, "
+            f"where {_ALLOWED}"
         )
     number = match["number"]
     return Reference(match["tenant"], match["policy"], match["alias"], int(number) if number else None)

@@ -5,6 +5,7 @@ Subjects are `<type>.<base token>`, on the stream COMMANDS for commands and EVEN
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ class Contract:
     """`direction`: `consumed` = others publish it to us (strict); `published` = we do (open)."""
 
     type: str
-    body: type[BaseModel]
+    body: builtins.type[BaseModel]
     stream: Literal["COMMANDS", "EVENTS"]
     direction: Literal["consumed", "published"]
 

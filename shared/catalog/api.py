@@ -66,9 +66,13 @@ class TakeAnswer(Message):
 
 
 class LeaseRequest(Message):
+    """`failure` (release only): why the attempt gave up; then the take counts. Empty = a shutdown, and the
+    take is given back."""
+
     command_id: str
     worker: str
     epoch: int
+    failure: str = ""
 
 
 class RenewAnswer(Message):

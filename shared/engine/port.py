@@ -27,6 +27,8 @@ class SamplingSettings:
     `logprobs` is the number of alternatives per sampled token: None = no logprobs at all, 0 = the
     sampled token's only, k = the k most likely as well. Sampled logprobs are those of the distribution
     that was sampled from (after temperature and filters); prompt logprobs are at temperature 1.
+    A sequence ends at `max_tokens` or at one of `stop_token_ids`, and at nothing else: the end-of-turn
+    tokens of a chat belong into `stop_token_ids`.
     """
 
     max_tokens: int

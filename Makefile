@@ -1,0 +1,49 @@
+# The seven targets a person needs; each sets up what it uses.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml schemas/pyproject.toml Makefile | cksum | cut -d' ' -f1)
+TORCH_WHEELS := https://download.pytorch.org/whl/cpu/torch/
+SMOLLM2 := $(or $(MINT_CACHE),$(HOME)/.cache/mint)/bases/smollm2-135m
+
+.PHONY: setup check test test-slow demo clean
+
+setup: $(STAMP) $(SMOLLM2)/model.safetensors
+
+# The CPU build of torch is not on PyPI. Its page is tried briefly: a machine that cannot reach it may
+# have the wheel configured for pip elsewhere.
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit("MinT needs Python 3.11 or newer, found " + sys.version) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -qq --no-deps --retries 1 --timeout 15 --find-links $(TORCH_WHEELS) "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/python -m pip install -qq --no-deps -r requirements.lock
+	$(BIN)/python -m pip install -qq --no-deps --no-index --no-build-isolation --editable schemas --editable .
+	@rm -f .venv/.installed-*
+	@touch $@
+
+$(SMOLLM2)/model.safetensors: | $(STAMP)
+	$(BIN)/python -m services.learner.convert_smollm2 $(SMOLLM2)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python schemas/generate.py --check
+	$(BIN)/python schemas/compat.py
+	$(BIN)/python -m shared.bus.render --check
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+demo: setup
+	$(BIN)/python -m cli.demo
+
+clean:
+	-test -x $(BIN)/mint && test -d build/demo/data && $(BIN)/mint down --now --data build/demo/data
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,37 @@
+"""A training request from a file: JSON or TOML, checked against the contract before it is sent."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mint_schemas import TrainRequested
+from pydantic import ValidationError
+
+from cli.errors import BAD_INPUT, CliError
+
+
+def read_spec(source: str) -> dict[str, Any]:
+    """`source` is a path, or `-` for JSON on standard input. Raises CliError naming field and reason."""
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        found = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
+    except OSError as error:
+        raise CliError(f"cannot read {source}: {error.strerror}", BAD_INPUT) from error
+    except ValueError as error:
+        raise CliError(f"{source} is neither JSON nor, named *.toml, TOML: {error}", BAD_INPUT) from error
+    if not isinstance(found, dict):
+        raise CliError(f"{source} holds {type(found).__name__}; a training request is an object", BAD_INPUT)
+    try:
+        TrainRequested.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        raise CliError(f"{source}: " + "; ".join(_problem(each) for each in error.errors()), BAD_INPUT) from error
+    return found
+
+
+def _problem(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "request"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"

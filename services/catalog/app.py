@@ -1,0 +1,143 @@
+"""Wiring: the database, the driver, the relay, the subscriptions and the routes of one catalog process.
+
+Start: migrate, listen to the replicas, look at every run once, then relay and consume. Stop: end the
+background tasks, let the transactions that have begun finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter
+
+from services.catalog import clock, emit, outbox, sweep
+from services.catalog.config import CatalogSettings
+from services.catalog.database import Database, sqlite_url
+from services.catalog.drive import Driver
+from services.catalog.handlers import Handlers
+from services.catalog.leases import LeaseRules
+from services.catalog.migrate import migrate
+from services.catalog.moves import Mover
+from services.catalog.outbox import Relay
+from services.catalog.parts import Parts
+from services.catalog.routes_policies import policy_routes
+from services.catalog.routes_runs import run_routes
+from services.catalog.routes_work import work_routes
+from services.catalog.tables import OutboxRow
+from services.catalog.validate import Validator
+from shared.bus.table import CATALOG_DEAD, CATALOG_EVENTS, CATALOG_TRAIN
+from shared.errors import Retryable
+from shared.residency import REPLICAS_BUCKET, RESIDENCY_BUCKET, Desired
+from shared.service import Resources
+
+RESTART_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class CatalogApp:
+    def __init__(self, resources: Resources, settings: CatalogSettings, now: clock.Clock = clock.wall) -> None:
+        self._resources, self._settings, self._now = resources, settings, now
+        data_dir = resources.settings.data_dir
+        if not settings.database_url:
+            data_dir.mkdir(parents=True, exist_ok=True)
+        self._where = settings.database_url or str(data_dir)
+        self.database = Database(settings.database_url or sqlite_url(data_dir))
+        self.relay = Relay(self.database, self._publish, now)
+        self.driver = Driver(
+            self.database, resources.bases, resources.store, settings, now, self._write_desired, self.relay.wake
+        )
+        validator = Validator(self.database, resources.store, resources.bases, self.driver.readiness)
+        self.handlers = Handlers(self.database, self.driver, validator, resources.bases, now)
+        self.parts = Parts(
+            database=self.database,
+            driver=self.driver,
+            validator=validator,
+            mover=Mover(self.database, self.driver, resources.bases, now, settings.min_ready),
+            store=resources.store,
+            bases=resources.bases,
+            lease_rules=LeaseRules(settings.lease_ttl_s, settings.command_deadline_s, settings.max_takes),
+            clock=now,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def routers(self) -> Sequence[APIRouter]:
+        return [work_routes(self.parts), run_routes(self.parts), policy_routes(self.parts)]
+
+    async def start(self) -> None:
+        """Raises Fatal for a data directory that a newer build wrote."""
+        await asyncio.to_thread(migrate, self.database.engine, self._where)
+        try:
+            await self.driver.look()
+        except Retryable as error:
+            _log.warning("the first look at the runs is put off to the periodic one: %s", error)
+        for work in (self.relay.run, self._watch_replicas, self.driver.run, self._sweep):
+            self._tasks.append(asyncio.create_task(_forever(work), name=f"catalog {work.__qualname__}"))
+        bus = self._resources.bus
+        await bus.advisories(self.handlers.advisory)
+        await bus.consume(CATALOG_DEAD, self.handlers.dead)
+        await bus.consume(CATALOG_EVENTS, self.handlers.event)
+        await bus.consume(CATALOG_TRAIN, self.handlers.train_requested)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self.database.close)
+
+    def healthy(self) -> str | None:
+        ended = [task.get_name() for task in self._tasks if task.done()]
+        return f"{', '.join(ended)} ended" if ended else None
+
+    async def _publish(self, row: OutboxRow) -> None:
+        await self._resources.bus.publish(
+            row.type,
+            row.ce_id,
+            emit.SOURCE,
+            row.token,
+            row.body,
+            subject=row.subject,
+            traceparent=row.traceparent,
+            replay=row.replay,
+        )
+
+    async def _write_desired(self, token: str, wanted: Desired) -> None:
+        await self._resources.bus.kv(RESIDENCY_BUCKET).put(token, wanted.model_dump_json().encode())
+
+    async def _watch_replicas(self) -> None:
+        async for entry in self._resources.bus.kv(REPLICAS_BUCKET).watch():
+            try:
+                await self.driver.replica_changed(entry.key, entry.value)
+            except Exception as error:
+                _log.warning("cannot use the announcement of %s: %s", entry.key, error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.sweep_every_s)
+            await self.database.write(outbox.forget_published, self._now())
+            removed = await sweep.sweep_once(
+                self.database, self._resources.store, self._settings.sweep_after_s, self._now
+            )
+            if removed:
+                _log.info("swept %d files that no row names", len(removed))
+
+
+async def _forever(work: Callable[[], Awaitable[None]]) -> None:
+    """Background work goes on after an error, such as a store that is away."""
+    while True:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            _log.exception("background work failed, starting it again in %.0f s", RESTART_S)
+            await asyncio.sleep(RESTART_S)
+
+
+@asynccontextmanager
+async def build(resources: Resources) -> AsyncIterator[CatalogApp]:
+    yield CatalogApp(resources, CatalogSettings())

@@ -1,0 +1,62 @@
+"""A tenant's own data: which references a request may name, and reading them with reasons for people."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from mint_schemas.common import FileRef
+from sqlalchemy.orm import Session
+
+from services.catalog.tables import DataRow, FileRow
+from shared.errors import Refused
+from shared.store import keys
+from shared.store.port import BytesDiffer, ObjectMissing, ObjectStore
+
+
+class DataProblem(Exception):
+    """A reference that cannot be used; the message says why and what to do."""
+
+
+def data_reader(store: ObjectStore, tenant: str) -> Callable[[FileRef], Awaitable[bytes]]:
+    """Reads data of one tenant, verified. Raises DataProblem, and Retryable when the store is away."""
+
+    async def read(ref: FileRef) -> bytes:
+        if not ref.key.startswith(keys.data(tenant, "")):
+            raise DataProblem(
+                f"{ref.key} is no data of tenant {tenant}; its keys begin with {keys.data(tenant, '')}, "
+                "upload with `mint data put FILE` and use the reference that it prints"
+            )
+        size = await store.size(ref.key)
+        if size is None:
+            raise DataProblem(f"there is no data at {ref.key}; upload it with `mint data put FILE`")
+        if size != ref.size:
+            raise DataProblem(f"the data at {ref.key} has {size} bytes, the reference says {ref.size}")
+        try:
+            return await store.get(ref)
+        except ObjectMissing:
+            raise DataProblem(f"there is no data at {ref.key}; upload it with `mint data put FILE`") from None
+        except BytesDiffer:
+            raise DataProblem(
+                f"the data at {ref.key} has another sha256 than the reference ({ref.sha256}); upload it again"
+            ) from None
+
+    return read
+
+
+def register(session: Session, tenant: str, ref: FileRef, now: float) -> FileRef:
+    """Name an uploaded file, so that it stays. The same bytes again: the reference that exists."""
+    row = session.get(DataRow, (tenant, ref.sha256))
+    if row is None:
+        row = DataRow(tenant=tenant, sha256=ref.sha256, key=ref.key, size=ref.size, created_at=now)
+        session.add(row)
+        if session.get(FileRow, ref.key) is None:
+            session.add(FileRow(key=ref.key, sha256=ref.sha256, size=ref.size, owner=f"data of {tenant}"))
+    return FileRef(key=row.key, sha256=row.sha256, size=row.size)
+
+
+def find(session: Session, tenant: str, sha256: str) -> FileRef:
+    """Raises Refused (404)."""
+    row = session.get(DataRow, (tenant, sha256))
+    if row is None:
+        raise Refused(f"tenant {tenant} has no data with sha256 {sha256[:64]}", code="not_found", status=404)
+    return FileRef(key=row.key, sha256=row.sha256, size=row.size)

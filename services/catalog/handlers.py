@@ -1,0 +1,169 @@
+"""What the catalog does with a message: decode, one call, and the driver is nudged.
+
+`train.requested` becomes a run or a refusal; a fact moves its run on; a dead letter fails the run that
+waits for it. Invariant: the body of a fact is never believed, only its run id: what is true is in the
+database, where the commit put it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mint_schemas.cloudevents import run_id_for
+from mint_schemas.events import AliasMoved, RevisionReady
+from sqlalchemy.orm import Session
+
+from services.catalog import emit, runs, tracing
+from services.catalog.clock import Clock
+from services.catalog.database import Database
+from services.catalog.drive import Driver
+from services.catalog.lineage import find_revision
+from services.catalog.tables import CommandRow
+from services.catalog.validate import Checked, Validator
+from shared.bases import Base
+from shared.bus.advisories import Advisory
+from shared.bus.received import Received
+from shared.errors import Fatal
+
+TRAIN = "mint.v1.train.requested"
+
+_log = logging.getLogger(__name__)
+
+
+class Handlers:
+    def __init__(
+        self, database: Database, driver: Driver, validator: Validator, bases: Mapping[str, Base], clock: Clock
+    ) -> None:
+        self._database, self._driver, self._validator = database, driver, validator
+        self._bases, self._clock = bases, clock
+
+    async def train_requested(self, message: Received) -> None:
+        """Raises Fatal, with every reason, for what does not validate; its run.failed is on its way."""
+        arrival = _arrival(message)
+        known = await self._database.read(_outcome_of, arrival.run_id)
+        if known is None:
+            checked = await self._validator.check(arrival.body)
+            known = await self._database.write(self._receive, arrival, checked)
+        await self._driver.advance(arrival.run_id)
+        if known:
+            raise Fatal(known)
+
+    def _receive(self, session: Session, arrival: runs.Arrival, checked: Checked) -> str:
+        """Returns why the request is refused, or nothing."""
+        now = self._clock()
+        if checked.request is None:
+            return runs.refuse(session, arrival, "; ".join(checked.errors), now).outcome
+        runs.accept(session, arrival, checked.request, checked.scoring, self._bases, now)
+        return ""
+
+    async def event(self, message: Received) -> None:
+        body, type_ = _body(message), message.envelope.type
+        if type_ == "mint.v1.revision.ready":
+            run_id = await self._database.write(self._ready, message)
+        else:
+            run_id = body.get("run_id")
+        if isinstance(run_id, str):
+            await self._driver.advance(run_id)
+        if type_ in ("mint.v1.policy.updated", "mint.v1.run.completed") and isinstance(run_id, str):
+            await self._driver.thin(run_id)
+        if type_ == "mint.v1.alias.moved":
+            former = await self._database.read(_former_run, message.decode(AliasMoved))
+            if former is not None:
+                await self._driver.thin(former)
+
+    def _ready(self, session: Session, message: Received) -> str | None:
+        """Journal it with the run that made the revision, while that run is active."""
+        body = message.decode(RevisionReady)
+        row = find_revision(session, body.revision)
+        run = runs.find(session, row.run_id) if row else None
+        if run is None or run.state not in runs.ACTIVE:
+            return None
+        content = body.model_dump(mode="json")
+        emit.journal(session, run.run_id, message.envelope.type, message.envelope.id, content, self._clock())
+        return run.run_id
+
+    async def dead(self, message: Received) -> None:
+        """Fails the run that waits for the command; a run that is over, or a command that was committed
+        or superseded, is left alone."""
+        reason = message.dead_reason or "dead-lettered without a reason"
+        if message.envelope.type == TRAIN:
+            await self._dead_request(message, reason)
+            return
+        command_id = _body(message).get("command_id")
+        run_id = await self._database.write(self._fail, command_id, reason) if isinstance(command_id, str) else None
+        if run_id is None:
+            _log.warning("dead letter on %s needs no action: %s", message.subject, reason)
+            return
+        await self._driver.settle()
+
+    def _fail(self, session: Session, command_id: str, reason: str) -> str | None:
+        row = session.get(CommandRow, command_id)
+        run = runs.find(session, row.run_id) if row else None
+        if row is None or run is None or row.state != "open" or run.state not in runs.ACTIVE:
+            return None
+        what = "the evaluation" if row.kind == "evaluation" else f"{row.kind} of step {row.step}"
+        runs.end(session, run, "failed", f"{what} failed: {reason}", self._bases, self._clock())
+        return run.run_id
+
+    async def _dead_request(self, message: Received, reason: str) -> None:
+        """A request that never reached `train_requested` is answered here; the others are answered already."""
+        if message.envelope.source == "unknown":
+            _log.warning("a request without usable headers is on %s: %s", message.subject, reason)
+            return
+        await self._database.write(runs.refuse, _arrival(message), reason, self._clock())
+        await self._driver.settle()
+
+    async def advisory(self, advisory: Advisory) -> None:
+        """What is buried comes through `dead`; what the server dropped is found by looking at every run."""
+        if not advisory.buried:
+            await self._driver.advance_all()
+
+
+def _arrival(message: Received) -> runs.Arrival:
+    envelope = message.envelope
+    return runs.Arrival(
+        run_id=run_id_for(envelope.source, envelope.id),
+        source=envelope.source,
+        id=envelope.id,
+        token=message.token,
+        traceparent=tracing.for_run(envelope.traceparent),
+        body=_storable(_body(message)),
+    )
+
+
+def _body(message: Received) -> dict[str, Any]:
+    try:
+        value = json.loads(message.body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _storable(value: Any) -> Any:
+    """NaN and infinities are no JSON; as words they still fail validation, and can be shown."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {str(key): _storable(item) for key, item in value.items()}
+        case list():
+            return [_storable(item) for item in value]
+    return value
+
+
+def _outcome_of(session: Session, run_id: str) -> str | None:
+    """None: no such run. Text: why it was refused. Empty: it was accepted."""
+    run = runs.find(session, run_id)
+    if run is None:
+        return None
+    return run.outcome if run.state == "failed" and run.policy is None else ""
+
+
+def _former_run(session: Session, moved: AliasMoved) -> str | None:
+    """The run whose revision lost an alias: its training checkpoints may be let go of."""
+    row = find_revision(session, moved.previous) if moved.previous else None
+    return row.run_id if row else None

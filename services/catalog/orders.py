@@ -1,0 +1,151 @@
+"""The bodies of commands: everything that a worker needs for one step, and nothing that it must decide.
+
+Invariant: the same run and step give the same body, seeds included. The seed of a run's rollouts and
+updates is one for all its steps, since workers mix the step in and walk the data epoch by epoch.
+"""
+
+from __future__ import annotations
+
+from mint_schemas.commands import (
+    CheckpointRef,
+    EvaluationRequested,
+    ExportRequested,
+    RolloutRequested,
+    UpdateRequested,
+)
+from mint_schemas.common import FileRef
+from mint_schemas.training import Grpo, Lora, TrainRequested
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from services.catalog import commands, plan
+from services.catalog.lineage import find_revision
+from services.catalog.retention import OPTIMIZER
+from services.catalog.tables import CheckpointRow, CommandRow, RevisionRow, RunRow
+from shared.errors import Fatal
+from shared.rl.seeds import derive_seed
+
+
+def rollout(session: Session, run: RunRow, order: plan.Rollout) -> RolloutRequested:
+    method = request_of(run).method
+    if not isinstance(method, Grpo):
+        raise Fatal(f"run {run.run_id} of method {run.method} has no rollouts")
+    return RolloutRequested(
+        command_id=commands.command_id(run.run_id, "rollout", order.step),
+        run_id=run.run_id,
+        policy=run.policy or "",
+        base=run.base or "",
+        step=order.step,
+        revision=order.revision,
+        adapter_sha256=_adapter_sha256(session, order.revision),
+        task=method.task,
+        prompts=method.prompts_per_step,
+        group_size=method.group_size,
+        max_tokens=method.max_tokens,
+        temperature=method.temperature,
+        seed=_seed(run, "rollout"),
+    )
+
+
+def update(session: Session, run: RunRow, order: plan.Update) -> UpdateRequested:
+    method = request_of(run).method
+    start, fresh = _start(session, run, order.step)
+    return UpdateRequested(
+        command_id=commands.command_id(run.run_id, "update", order.step),
+        run_id=run.run_id,
+        policy=run.policy or "",
+        base=run.base or "",
+        step=order.step,
+        steps=run.steps,
+        method=method,
+        lora=lora_of(run),
+        seed=_seed(run, "update"),
+        start=start,
+        fresh_optimizer=fresh,
+        record=_record(session, run, order.step) if isinstance(method, Grpo) else None,
+        export=order.export,
+    )
+
+
+def export(session: Session, run: RunRow, order: plan.Export) -> ExportRequested:
+    return ExportRequested(
+        command_id=commands.command_id(run.run_id, "export", order.step),
+        run_id=run.run_id,
+        policy=run.policy or "",
+        base=run.base or "",
+        step=order.step,
+        checkpoint=_checkpoint(session, run.run_id, order.step),
+        lora=lora_of(run),
+        parent=parent_at(session, run, order.step),
+    )
+
+
+def evaluation(session: Session, run: RunRow, order: plan.Evaluate) -> EvaluationRequested:
+    request = request_of(run)
+    if request.evaluation is None:
+        raise Fatal(f"run {run.run_id} asks for no evaluation")
+    return EvaluationRequested(
+        command_id=commands.command_id(run.run_id, "evaluation", order.target),
+        run_id=run.run_id,
+        policy=run.policy or "",
+        base=run.base or "",
+        revision=order.revision,
+        adapter_sha256=_adapter_sha256(session, order.revision),
+        task=request.evaluation.task,
+        items=request.evaluation.items,
+        max_tokens=request.evaluation.max_tokens,
+        seed=_seed(run, "evaluation"),
+    )
+
+
+def request_of(run: RunRow) -> TrainRequested:
+    return TrainRequested.model_validate(run.request)
+
+
+def lora_of(run: RunRow) -> Lora:
+    """The resolved one: the parent's where the run continues."""
+    return Lora.model_validate(run.lora)
+
+
+def parent_at(session: Session, run: RunRow, step: int) -> str | None:
+    """The revision that `step`'s own one descends from: the run's latest before it, else its parent."""
+    query = select(RevisionRow.revision).where(RevisionRow.run_id == run.run_id, RevisionRow.step < step)
+    return session.scalars(query.order_by(RevisionRow.step.desc()).limit(1)).first() or run.parent
+
+
+def _seed(run: RunRow, purpose: str) -> int:
+    return derive_seed(run.run_id, int(run.request.get("seed", 0)), purpose) % 2**31
+
+
+def _start(session: Session, run: RunRow, step: int) -> tuple[CheckpointRef | None, bool]:
+    """(training checkpoint to continue from, whether the optimizer begins afresh)."""
+    if step > 1:
+        return _checkpoint(session, run.run_id, step - 1), False
+    if run.parent is None:
+        return None, True
+    parent = find_revision(session, run.parent)
+    if parent is None:
+        raise Fatal(f"the parent {run.parent} of run {run.run_id} is not in the catalog")
+    held = _checkpoint(session, parent.run_id, parent.step)
+    # Its optimizer may be dropped at any time, and a fresh one needs none.
+    files = {name: ref for name, ref in held.files.items() if name != OPTIMIZER}
+    return CheckpointRef(files=files, step=held.step), True
+
+
+def _checkpoint(session: Session, run_id: str, step: int) -> CheckpointRef:
+    row = session.get(CheckpointRow, (run_id, step))
+    if row is None:
+        raise Fatal(f"run {run_id} has no training checkpoint of step {step}")
+    return CheckpointRef(files={name: FileRef(**ref) for name, ref in row.files.items()}, step=step)
+
+
+def _record(session: Session, run: RunRow, step: int) -> FileRef:
+    row = session.get(CommandRow, commands.command_id(run.run_id, "rollout", step))
+    if row is None or row.result is None:
+        raise Fatal(f"run {run.run_id} has no rollout record of step {step}")
+    return FileRef(**row.result["record"])
+
+
+def _adapter_sha256(session: Session, revision: str | None) -> str | None:
+    row = find_revision(session, revision) if revision else None
+    return row.adapter_sha256 if row else None

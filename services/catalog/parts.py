@@ -1,0 +1,27 @@
+"""The catalog's parts, wired once and handed to the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.catalog.clock import Clock
+from services.catalog.database import Database
+from services.catalog.drive import Driver
+from services.catalog.leases import LeaseRules
+from services.catalog.moves import Mover
+from services.catalog.validate import Validator
+from shared.bases import Base
+from shared.store.port import ObjectStore
+
+
+@dataclass(frozen=True)
+class Parts:
+    database: Database
+    driver: Driver
+    validator: Validator
+    mover: Mover
+    store: ObjectStore
+    bases: Mapping[str, Base]
+    lease_rules: LeaseRules
+    clock: Clock

@@ -1,0 +1,46 @@
+"""Which training checkpoints stay: the last two of a run, its final one, and those of aliased revisions.
+
+Of other revisions the adapter stays, without its optimizer; other steps are dropped whole. Invariant: the
+rows change first, in a transaction; only then are the files that no row names deleted.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from services.catalog.tables import AliasRow, CheckpointRow, FileRow, RevisionRow
+
+OPTIMIZER = "optimizer.safetensors"
+KEPT_OF_A_RUN = 2
+
+
+def thin(session: Session, run_id: str) -> list[str]:
+    """Let go of what need not stay. Returns the keys of files that no row names any more."""
+    rows = session.scalars(
+        select(CheckpointRow).where(CheckpointRow.run_id == run_id).order_by(CheckpointRow.step.desc())
+    ).all()
+    revisions = dict(
+        session.execute(select(RevisionRow.step, RevisionRow.revision).where(RevisionRow.run_id == run_id)).all()
+    )
+    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(list(revisions.values())))))
+    freed: list[str] = []
+    for row in rows[KEPT_OF_A_RUN:]:
+        revision = revisions.get(row.step)
+        if revision is None:
+            freed += [ref["key"] for ref in row.files.values()]
+            session.delete(row)
+        elif revision not in aliased and OPTIMIZER in row.files:
+            freed.append(row.files[OPTIMIZER]["key"])
+            row.files = {name: ref for name, ref in row.files.items() if name != OPTIMIZER}
+            row.has_optimizer = False
+    session.flush()
+    return _unname(session, freed)
+
+
+def _unname(session: Session, keys: list[str]) -> list[str]:
+    """Attempt files belong to one row; blobs may be shared and are left to the sweeper."""
+    own = [key for key in keys if key.startswith("attempts/")]
+    if own:
+        session.execute(delete(FileRow).where(FileRow.key.in_(own)))
+    return own

@@ -1,0 +1,167 @@
+"""Validation of a TrainRequested: everything that is wrong with it, in words that say what is allowed.
+
+In: the body as sent. Out: a `Checked`. The same for the bus, for `mint train --dry-run` and for the
+gateway. Invariant: what passes here can run; what does not leaves no run half alive.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mint_schemas.training import Grpo, TrainRequested
+from pydantic import ValidationError
+from sqlalchemy.orm import Session
+
+from services.catalog.database import Database
+from services.catalog.datarefs import DataProblem, data_reader
+from services.catalog.lineage import Lineage, trace_lineage
+from services.catalog.readiness import Readiness
+from services.catalog.runs import Scoring
+from shared.bases import Base
+from shared.errors import Refused
+from shared.store.port import ObjectStore
+from shared.tasks import load_demonstrations, load_task
+from shared.tasks.load import Read
+from shared.validation import explain
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`request` and what follows is set only when there is no error."""
+
+    errors: list[str]
+    request: TrainRequested | None = None
+    scoring: Scoring | None = None
+    resolved: dict[str, Any] = field(default_factory=dict)
+
+
+class Validator:
+    def __init__(
+        self, database: Database, store: ObjectStore, bases: Mapping[str, Base], readiness: Callable[[], Readiness]
+    ) -> None:
+        self._database, self._store, self._bases, self._readiness = database, store, bases, readiness
+
+    async def check(self, body: Mapping[str, Any], tenant: str | None = None) -> Checked:
+        """`tenant`: the caller's; None = may act for all. Raises Retryable when the store is away."""
+        errors = [*name_errors(body, self._bases), *_foreign(body, tenant)]
+        try:
+            request = TrainRequested.model_validate(dict(body))
+        except ValidationError as error:
+            return Checked([*errors, *explain(error)])
+        base = self._bases.get(request.base)
+        if base is None:
+            return Checked(errors)
+        errors += limit_errors(request, base, self._readiness().max_rank.get(base.name))
+        lineage: Lineage | None = None
+        try:
+            lineage = await self._database.read(_lineage, request, base)
+        except Refused as refusal:
+            errors.append(str(refusal))
+        data = await self._data(request)
+        errors += data.errors
+        if errors or lineage is None:
+            return Checked(errors)
+        resolved = {
+            "request": request.model_dump(mode="json"),
+            "base": {"name": base.name, "sha256": base.sha256},
+            "parent": lineage.parent,
+            "lora": lineage.lora.model_dump(mode="json"),
+            **data.found,
+        }
+        return Checked([], request, data.scoring, resolved)
+
+    async def _data(self, request: TrainRequested) -> _Data:
+        """Read what the request names, as the workers will."""
+        data = _Data()
+        read = data_reader(self._store, request.policy.split("/", 1)[0])
+        for name, part in (("method", _read_method), ("evaluation", _read_evaluation)):
+            try:
+                await part(request, read, data)
+            except (ValueError, DataProblem) as problem:
+                data.errors.append(f"{name}: {problem}")
+        return data
+
+
+@dataclass
+class _Data:
+    """What reading the data gave."""
+
+    errors: list[str] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+    scoring: Scoring | None = None
+
+
+async def _read_method(request: TrainRequested, read: Read, data: _Data) -> None:
+    method = request.method
+    if isinstance(method, Grpo):
+        task = await load_task(method.task, read)
+        task.step_items(request.seed, 1, 1)
+        data.found["train_items"] = len(task.train_items)
+    else:
+        data.found["demonstrations"] = len(await load_demonstrations(method.data, read))
+
+
+async def _read_evaluation(request: TrainRequested, read: Read, data: _Data) -> None:
+    if request.evaluation is None:
+        return
+    task = await load_task(request.evaluation.task, read)
+    data.found["held_out_items"] = len(task.held_out(request.evaluation.items))
+    data.scoring = Scoring(task.sha256, task.scorer)
+
+
+def name_errors(body: Mapping[str, Any], bases: Mapping[str, Base]) -> list[str]:
+    """What is wrong with the names, even where the rest of the body does not parse."""
+    errors = []
+    base, policy = body.get("base"), body.get("policy")
+    if isinstance(base, str) and base not in bases:
+        near = difflib.get_close_matches(base, bases, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        errors.append(f"base: {base[:200]!r} is no known base model{hint}; known are {', '.join(sorted(bases))}")
+    if isinstance(policy, str) and "/" in policy:
+        tenant = policy.split("/", 1)[0]
+        owners = {name.split("/", 1)[0].lower() for name in bases if "/" in name}
+        if tenant.lower() in owners:
+            errors.append(
+                f"policy: the tenant {tenant[:80]!r} is the owner part of a base model's name "
+                "and would be confused with it; choose another tenant"
+            )
+    return errors
+
+
+def _foreign(body: Mapping[str, Any], tenant: str | None) -> list[str]:
+    policy = body.get("policy")
+    if tenant is None or not isinstance(policy, str) or policy.split("/", 1)[0] == tenant:
+        return []
+    return [f"policy: {policy[:130]!r} is not of your tenant; policies of yours are named {tenant}/…"]
+
+
+def limit_errors(request: TrainRequested, base: Base, engine_rank: int | None) -> list[str]:
+    """What the base model or its engines cannot do."""
+    errors = []
+    most = base.max_rank if engine_rank is None else min(base.max_rank, engine_rank)
+    if request.lora.rank > most:
+        errors.append(f"lora.rank: {request.lora.rank} is above the maximum of {most} for {base.name}")
+    unknown = sorted(set(request.lora.target_modules) - set(base.target_modules))
+    if unknown:
+        errors.append(
+            f"lora.target_modules: {', '.join(unknown)} cannot be trained on {base.name}; "
+            f"allowed are {', '.join(base.target_modules)}"
+        )
+    lengths = {"method.max_tokens": request.method.max_tokens} if isinstance(request.method, Grpo) else {}
+    if not isinstance(request.method, Grpo):
+        lengths["method.max_length"] = request.method.max_length
+    if request.evaluation is not None:
+        lengths["evaluation.max_tokens"] = request.evaluation.max_tokens
+    errors += [
+        f"{name}: {length} does not fit the context of {base.name}, which is {base.max_context} tokens"
+        for name, length in lengths.items()
+        if length > base.max_context
+    ]
+    return errors
+
+
+def _lineage(session: Session, request: TrainRequested, base: Base) -> Lineage:
+    return trace_lineage(session, request, base)

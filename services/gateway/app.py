@@ -1,0 +1,72 @@
+"""Wiring: the parts of the gateway from the service's resources, and its routers.
+
+The gateway holds no state but the last resolutions; any number of it may run side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+from fastapi import APIRouter
+
+from services.gateway.config import GatewaySettings
+from services.gateway.edge import Gateway
+from services.gateway.identity import Keys
+from services.gateway.resolution import Resolver
+from services.gateway.routes import routers
+from shared.bases import Base
+from shared.sampling.directory import ReplicaDirectory
+from shared.sampling.remote import RemoteSampler
+from shared.service import Resources, ServiceApp
+from shared.text.codec import TextCodec
+
+__all__ = ["build"]
+
+
+@dataclass(frozen=True)
+class GatewayApp:
+    """Healthy for as long as it runs: what else is away, each answer says for itself."""
+
+    routers: Sequence[APIRouter]
+    directory: ReplicaDirectory
+
+    async def start(self) -> None:
+        await self.directory.start()
+
+    async def stop(self) -> None:
+        await self.directory.stop()
+
+    def healthy(self) -> str | None:
+        return None
+
+
+@asynccontextmanager
+async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
+    settings = resources.settings
+    assert isinstance(settings, GatewaySettings)
+    directory = ReplicaDirectory(resources.bus)
+    codecs = await asyncio.to_thread(_codecs, resources.bases)
+    # A stream holds its connection for as long as it generates, so that a bound here would be one on users.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
+        gateway = Gateway(
+            settings=settings,
+            keys=Keys(settings.gateway_keys, settings.gateway_local_key),
+            bases=resources.bases,
+            codecs=codecs,
+            catalog=resources.catalog,
+            resolver=Resolver(resources.catalog, resources.bases, settings.gateway_resolve_timeout_s),
+            sampler=RemoteSampler(resources.bus, http, directory),
+            replicas=directory,
+            store=resources.store,
+            bus=resources.bus,
+        )
+        yield GatewayApp(routers(gateway), directory)
+
+
+def _codecs(bases: Mapping[str, Base]) -> dict[str, TextCodec]:
+    return {name: TextCodec.load(base.directory) for name, base in bases.items()}

@@ -1,0 +1,28 @@
+"""The gateway's own settings: environment variables `MINT_GATEWAY_<FIELD>` beside the common ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shared.settings import CommonSettings
+
+__all__ = ["GatewaySettings"]
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class GatewaySettings(CommonSettings):
+    """`gateway_keys` is JSON, key → tenant or `*`; `gateway_local_key` empty switches the local key off."""
+
+    gateway_keys: dict[str, str] = Field(default_factory=dict)
+    gateway_local_key: str = "tml-dev"
+    gateway_resolve_timeout_s: Seconds = 5.0
+    gateway_max_upload_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    gateway_max_choices: Annotated[int, Field(ge=1, description="prompts × n of one request")] = 1024
+    gateway_parallel_choices: Annotated[int, Field(ge=1, description="sampled at a time, per request")] = 32
+    gateway_default_max_tokens: Annotated[int, Field(ge=1, description="chat, when the request gives none")] = 1024
+    gateway_progress_poll_s: Seconds = 0.5
+    gateway_keep_alive_s: Seconds = 10.0
+    gateway_run_visible_s: Annotated[float, Field(ge=0, description="wait for a submitted run to be readable")] = 3.0

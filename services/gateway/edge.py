@@ -1,0 +1,128 @@
+"""The edge of every route: key, request id, and the error shape of its API.
+
+In: a request. Out: the handler's answer, or its failure as an answer. Handlers are free functions that
+take `Here` (the gateway's parts) and `Caller` (who asks). Invariant: no handler runs, and no body is
+read, before the key is known.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from fastapi import Depends
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from opentelemetry.trace import get_current_span
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.config import GatewaySettings
+from services.gateway.errors import Problem, mint_answer, openai_answer, problem_of
+from services.gateway.identity import Identity, Keys
+from services.gateway.ports import Catalog, Publisher, Replicas
+from services.gateway.resolution import Resolver
+from shared.bases import Base
+from shared.errors import Refused
+from shared.sampling.port import Sampler
+from shared.store.port import ObjectStore
+from shared.telemetry import log_fields
+from shared.text.codec import TextCodec
+
+__all__ = ["Caller", "EdgeRoute", "Gateway", "Here", "edge_routes", "no_such_route", "request_id"]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts that handlers work with; `codecs` by the base model's public name."""
+
+    settings: GatewaySettings
+    keys: Keys
+    bases: Mapping[str, Base]
+    codecs: Mapping[str, TextCodec]
+    catalog: Catalog
+    resolver: Resolver
+    sampler: Sampler
+    replicas: Replicas
+    store: ObjectStore
+    bus: Publisher
+
+
+class EdgeRoute(APIRoute):
+    """Subclasses say whose parts, and which error shape."""
+
+    gateway: ClassVar[Gateway]
+
+    @staticmethod
+    def render(problem: Problem) -> JSONResponse:
+        raise NotImplementedError
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Here, and not around the handler, so that a streamed answer is logged with its request too.
+        The span is the service shell's; it gets the id and the route."""
+        given = Headers(scope=scope).get("x-request-id", "")
+        number = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        scope["mint_request_id"] = number
+        get_current_span().set_attributes({"mint.request_id": number, "http.route": self.path_format})
+        with log_fields(request_id=number):
+            await super().handle(scope, receive, send)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        inner = super().get_route_handler()
+        gateway, render = self.gateway, self.render
+
+        async def handle(request: Request) -> Response:
+            response: Response
+            try:
+                request.state.gateway = gateway
+                request.state.identity = gateway.keys.identify(request)
+                response = await inner(request)
+            except Exception as error:
+                response = render(problem_of(error, request_id(request)))
+            response.headers["x-request-id"] = request_id(request)
+            return response
+
+        return handle
+
+
+def edge_routes(parts: Gateway) -> tuple[type[EdgeRoute], type[EdgeRoute]]:
+    """The route classes of `/v1` and of `/mint/v1`."""
+
+    class OpenAIRoute(EdgeRoute):
+        gateway = parts
+        render = staticmethod(openai_answer)
+
+    class MintRoute(EdgeRoute):
+        gateway = parts
+        render = staticmethod(mint_answer)
+
+    return OpenAIRoute, MintRoute
+
+
+def request_id(request: Request) -> str:
+    return str(request.scope["mint_request_id"])
+
+
+async def no_such_route(request: Request) -> Response:
+    raise Refused(f"there is no route {request.method} {request.url.path}", code="not_found", status=404)
+
+
+def _gateway(request: Request) -> Gateway:
+    found: Gateway = request.state.gateway
+    return found
+
+
+def _identity(request: Request) -> Identity:
+    found: Identity = request.state.identity
+    return found
+
+
+Here = Annotated[Gateway, Depends(_gateway)]
+Caller = Annotated[Identity, Depends(_identity)]

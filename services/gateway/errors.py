@@ -1,0 +1,129 @@
+"""Every failure as an HTTP answer: the OpenAI error shape for `/v1`, MinT's own for `/mint/v1`.
+
+In: whatever a handler raised. Out: a status, a body and headers. Invariant: the message says what
+happened and what is allowed; an unforeseen error tells the caller its request id and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from shared.errors import Fatal, Refused, Retryable
+
+__all__ = ["BadField", "Invalid", "Problem", "in_words", "mint_answer", "openai_answer", "problem_of"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_RETRY_S = 2.0
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class BadField(Refused):
+    """A field of an OpenAI request is not what is allowed; `param` names it."""
+
+    def __init__(self, param: str, message: str, code: str = "invalid_value") -> None:
+        super().__init__(message, code=code)
+        self.param = param
+
+
+class Invalid(Refused):
+    """A request with several faults, each said in words."""
+
+    def __init__(self, errors: list[str], status: int = 422) -> None:
+        super().__init__("; ".join(errors), code="invalid_request", status=status)
+        self.errors = errors
+
+
+@dataclass(frozen=True)
+class Problem:
+    status: int
+    code: str
+    message: str
+    near: list[str] = field(default_factory=list)
+    param: str | None = None
+    errors: list[str] = field(default_factory=list)
+    retry_after_s: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        return headers
+
+
+def problem_of(error: Exception, request_id: str) -> Problem:
+    if isinstance(error, Refused):
+        return Problem(
+            error.status,
+            error.code,
+            str(error),
+            error.near,
+            getattr(error, "param", None),
+            getattr(error, "errors", []),
+        )
+    if isinstance(error, Retryable):
+        return Problem(503, "unavailable", str(error), retry_after_s=error.delay_s or DEFAULT_RETRY_S)
+    if isinstance(error, RequestValidationError):
+        errors = in_words(error.errors())
+        first = error.errors()[0]["loc"] if error.errors() else ()
+        param = next((str(part) for part in first if part not in ("body", "query", "path", "header")), None)
+        return Problem(422, "invalid_request", "; ".join(errors), param=param, errors=errors)
+    if isinstance(error, HTTPException):
+        return Problem(error.status_code, "http_error", str(error.detail))
+    if isinstance(error, Fatal):
+        logger.error("request %s failed: %s", request_id, error)
+        return Problem(500, "failed", str(error))
+    logger.exception("request %s failed", request_id, exc_info=error)
+    return Problem(500, "internal", f"internal error; the log has it under request id {request_id}")
+
+
+def in_words(errors: Sequence[Any]) -> list[str]:
+    """Pydantic's errors as sentences: where, what, and what was sent (shortened)."""
+    return [_sentence(error) for error in errors]
+
+
+def _sentence(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path")) or "body"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: there is no such field"
+    if error["type"] == "missing":
+        return f"{where}: is required"
+    if error["type"] == "json_invalid":
+        return f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error.get("input")
+    if isinstance(given, str | int | float | bool):
+        text = repr(given)
+        return f"{where}: {message} (got {text if len(text) <= 80 else text[:77] + '…'})"
+    return f"{where}: {message}"
+
+
+def openai_answer(problem: Problem) -> JSONResponse:
+    # The OpenAI API answers 400 where FastAPI's habit is 422.
+    status = 400 if problem.status == 422 else problem.status
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    body: dict[str, Any] = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+    if problem.near:
+        body["near"] = problem.near
+    return JSONResponse({"error": body}, status, problem.headers)
+
+
+def mint_answer(problem: Problem) -> JSONResponse:
+    body: dict[str, Any] = {"code": problem.code, "message": problem.message, "near": problem.near}
+    if problem.errors:
+        body["errors"] = problem.errors
+    return JSONResponse({"error": body}, problem.status, problem.headers)
+
+
+Render = Callable[[Problem], JSONResponse]

@@ -1,0 +1,109 @@
+"""Who is asking: `Authorization: Bearer KEY` or `X-API-Key: KEY` becomes an `Identity`.
+
+In: a request's headers and its peer's address, and the configured keys. Out: the tenant that the key acts
+for, or every tenant. Invariant: no key, no answer; the local development key works from loopback only,
+also behind a proxy; a thing of another tenant does not exist for this caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from shared.errors import Refused
+
+__all__ = ["ALL_TENANTS", "Identity", "Keys"]
+
+ALL_TENANTS = "*"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """`tenant` None acts for every tenant. `actor` names the key in the audit trail, never its text."""
+
+    tenant: str | None
+    actor: str
+
+    def owns(self, tenant: str) -> bool:
+        return self.tenant is None or self.tenant == tenant
+
+    def owns_policy(self, policy: str | None) -> bool:
+        """Whether `tenant/policy` (or a reference into it) is the caller's; None belongs to nobody."""
+        return self.tenant is None or (policy is not None and self.owns(policy.partition("/")[0]))
+
+    def scope(self, tenant: str | None) -> str | None:
+        """The tenant to list for: the one asked for, where it is the caller's. Raises Refused (404)."""
+        if tenant is None:
+            return self.tenant
+        if not self.owns(tenant):
+            raise Refused(f"there is no tenant {tenant!r} for this key", code="not_found", status=404)
+        return tenant
+
+
+class Keys:
+    """`keys` maps a key to its tenant, or to `*` for all; `local_key` empty switches the local key off."""
+
+    def __init__(self, keys: Mapping[str, str], local_key: str) -> None:
+        self._known = {
+            _digest(key): Identity(_tenant(tenant), f"key:{_digest(key)[:8]}") for key, tenant in keys.items()
+        }
+        self._local = _digest(local_key) if local_key else None
+
+    def identify(self, request: Request) -> Identity:
+        """Raises Refused (401), saying how to send a key."""
+        key = _key_of(request)
+        if not key:
+            raise _unauthorised("this route needs a key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+        digest = _digest(key)
+        if self._local is not None and hmac.compare_digest(digest, self._local):
+            if not _from_loopback(request):
+                raise _unauthorised("the local development key works from this machine only; use a tenant's key")
+            return Identity(None, "key:local")
+        # Digests are compared, so that timing tells nothing about a key.
+        identity = self._known.get(digest)
+        if identity is None:
+            raise _unauthorised("this key is not known here")
+        return identity
+
+
+def _tenant(tenant: str) -> str | None:
+    return None if tenant == ALL_TENANTS else tenant
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _unauthorised(message: str) -> Refused:
+    return Refused(message, code="invalid_api_key", status=401)
+
+
+def _key_of(request: Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return request.headers.get("x-api-key", "").strip()
+
+
+def _from_loopback(request: Request) -> bool:
+    """The peer is this machine, and so is everyone a proxy says it speaks for."""
+    if request.client is None or not _is_loopback(request.client.host):
+        return False
+    if "forwarded" in request.headers:
+        return False
+    forwarded = [part.strip() for value in request.headers.getlist("x-forwarded-for") for part in value.split(",")]
+    return all(_is_loopback(address) for address in forwarded)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return bool((mapped or found).is_loopback)

@@ -1,0 +1,129 @@
+"""Policies, their revisions and aliases: reading them, moving an alias, rolling back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from mint_schemas.names import AliasName, ReferenceText, parse_reference
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.edge import Caller, Here
+from services.gateway.identity import Identity
+from services.gateway.mint_v1.owned import Cursor, Limit, PolicyPart, TenantPart, owned_policy
+from shared.catalog.api import AliasMove, AliasView, EvaluationView, MoveAlias, Page, PolicyView, RevisionView, Rollback
+from shared.errors import Refused
+
+__all__ = [
+    "list_evaluations",
+    "list_moves",
+    "list_policies",
+    "list_revisions",
+    "move_alias",
+    "roll_back",
+    "show_policy",
+]
+
+Timeout = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False, description="seconds to wait for readiness")]
+
+
+class AliasTarget(BaseModel):
+    """Compare and set: with `expected_version` the alias moves only if that version still holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    revision: ReferenceText
+    expected_version: Annotated[int, Field(ge=0)] | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=200)] = "manual"
+    timeout_s: Timeout = 60.0
+
+
+class RollbackTo(BaseModel):
+    """`to` None: the revision that the alias pointed at before its current one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    alias: AliasName = "live"
+    to: ReferenceText | None = None
+    timeout_s: Timeout = 60.0
+
+
+async def list_policies(
+    gateway: Here, caller: Caller, tenant: str | None = None, limit: Limit = 50, cursor: Cursor = None
+) -> Page[PolicyView]:
+    return await gateway.catalog.policies(tenant=caller.scope(tenant), limit=limit, cursor=cursor)
+
+
+async def show_policy(tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller) -> PolicyView:
+    name = owned_policy(caller, tenant, policy)
+    try:
+        return await gateway.catalog.policy(name)
+    except Refused as error:
+        raise _for(caller, error) from error
+
+
+async def list_revisions(
+    tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller, limit: Limit = 50, cursor: Cursor = None
+) -> Page[RevisionView]:
+    """With manifest, score, aliases, and the replicas on which each is ready."""
+    name = owned_policy(caller, tenant, policy)
+    try:
+        return await gateway.catalog.revisions(name, limit=limit, cursor=cursor)
+    except Refused as error:
+        raise _for(caller, error) from error
+
+
+async def list_moves(tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller) -> list[AliasMove]:
+    """The audit trail of the policy's aliases."""
+    return await gateway.catalog.moves(owned_policy(caller, tenant, policy))
+
+
+async def move_alias(
+    tenant: TenantPart, policy: PolicyPart, alias: AliasName, body: AliasTarget, gateway: Here, caller: Caller
+) -> AliasView:
+    """Answers once the revision is ready and the alias has moved; 409 with the reason otherwise."""
+    name = owned_policy(caller, tenant, policy)
+    request = MoveAlias(
+        revision=_revision_of(name, body.revision),
+        actor=caller.actor,
+        reason=body.reason,
+        expected_version=body.expected_version,
+        timeout_s=body.timeout_s,
+    )
+    return await gateway.catalog.move_alias(name, alias, request)
+
+
+async def roll_back(
+    tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller, body: RollbackTo | None = None
+) -> AliasView:
+    name = owned_policy(caller, tenant, policy)
+    wanted = body or RollbackTo()
+    to = None if wanted.to is None else _revision_of(name, wanted.to)
+    request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s)
+    return await gateway.catalog.rollback(name, request)
+
+
+async def list_evaluations(
+    gateway: Here,
+    caller: Caller,
+    run_id: Annotated[str | None, Query(max_length=100)] = None,
+    revision: Annotated[ReferenceText | None, Query()] = None,
+) -> list[EvaluationView]:
+    """Scores of a run or of a revision, newest last."""
+    if run_id is None and revision is None:
+        raise Refused("say whose scores: ?run_id=… or ?revision=tenant/policy@N")
+    found = await gateway.catalog.evaluations(run_id=run_id, revision=revision)
+    return [view for view in found if caller.owns_policy(view.policy)]
+
+
+def _revision_of(policy: str, text: str) -> str:
+    """An alias points at a revision of its own policy; anything else is refused in words."""
+    reference = parse_reference(text)
+    if reference.number is None or reference.policy_name != policy:
+        raise Refused(f"revision: {text!r} is no revision of {policy}; write {policy}@N", code="invalid_revision")
+    return text
+
+
+def _for(caller: Identity, error: Refused) -> Refused:
+    """The same refusal, without near matches that are another tenant's."""
+    near = [name for name in error.near if caller.owns_policy(name)]
+    message = str(error) if near == error.near else "there is no such policy or revision"
+    return Refused(message, error.code, near, error.status)

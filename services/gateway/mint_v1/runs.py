@@ -1,0 +1,72 @@
+"""Runs as people see them: list, show, cancel, and the rollout records of their steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from mint_schemas.common import FileRef
+from mint_schemas.names import PolicyName
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.gateway.edge import Caller, Here
+from services.gateway.mint_v1.owned import Cursor, Limit, owned_run
+from shared.catalog.api import CancelRequest, JournalEntry, Page, RunView
+from shared.errors import Refused
+from shared.rl.record import RolloutRecord
+
+__all__ = ["Cancel", "cancel_run", "list_runs", "rollout_record", "run_journal", "show_run"]
+
+ROLLOUT = "mint.v1.rollout.completed"
+State = Annotated[str | None, Query(pattern="^(queued|running|evaluating|promoting|completed|failed|cancelled)$")]
+
+
+class Cancel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    reason: Annotated[str, Field(min_length=1, max_length=500)] = "cancelled by request"
+
+
+async def list_runs(
+    gateway: Here,
+    caller: Caller,
+    tenant: str | None = None,
+    policy: PolicyName | None = None,
+    state: State = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Page[RunView]:
+    """Newest first."""
+    scope = caller.scope(tenant)
+    return await gateway.catalog.runs(tenant=scope, policy=policy, state=state, limit=limit, cursor=cursor)
+
+
+async def show_run(run_id: str, gateway: Here, caller: Caller) -> RunView:
+    return await owned_run(gateway, caller, run_id)
+
+
+async def run_journal(
+    run_id: str, gateway: Here, caller: Caller, after: Annotated[int, Query(ge=0)] = 0
+) -> list[JournalEntry]:
+    """Every fact of the run behind number `after`, in order."""
+    await owned_run(gateway, caller, run_id)
+    return await gateway.catalog.journal(run_id, after)
+
+
+async def cancel_run(run_id: str, gateway: Here, caller: Caller, body: Cancel | None = None) -> RunView:
+    """Ends the run within one step; revisions made so far stay. A run that is over stays as it is."""
+    await owned_run(gateway, caller, run_id)
+    reason = (body or Cancel()).reason
+    return await gateway.catalog.cancel(run_id, CancelRequest(actor=caller.actor, reason=reason))
+
+
+async def rollout_record(run_id: str, step: Annotated[int, Path(ge=1)], gateway: Here, caller: Caller) -> RolloutRecord:
+    """What was sampled for one step: prompts, completions, rewards, and the revision that sampled."""
+    await owned_run(gateway, caller, run_id)
+    found: dict[str, Any] | None = None
+    for entry in await gateway.catalog.journal(run_id):
+        if entry.type == ROLLOUT and entry.body.get("step") == step:
+            found = entry.body
+    if found is None:
+        raise Refused(f"run {run_id} has no rollout record of step {step}", code="not_found", status=404)
+    data = await gateway.store.get(FileRef.model_validate(found["record"]))
+    return RolloutRecord.from_bytes(data)

@@ -1,0 +1,141 @@
+"""Sampling for one HTTP request: one sample request a choice, side by side, as one flow of pieces.
+
+In: an `Ask` (target, prompts, settings). Out: the proof of what runs, then (choice, piece) pairs.
+Invariants: what served is what was resolved, else the request fails; closing ends every stream; a choice
+that met its stop string ends its stream at once; choice i of a prompt draws with a seed derived from
+(request seed, i), so that the same request gives the same choices whatever n is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from services.gateway.openai.choice import ChoiceText, Piece, prompt_piece
+from services.gateway.resolution import Target
+from shared.engine.port import SampleChunk, SampleRequest, SamplingSettings
+from shared.errors import Retryable
+from shared.rl.seeds import derive_seed
+from shared.sampling.port import Sampler, Served
+from shared.sampling.proved import require_served
+from shared.text.codec import TextCodec
+
+__all__ = ["Ask", "Generation"]
+
+QUEUE_PIECES = 256
+
+
+@dataclass(frozen=True)
+class Ask:
+    """`settings.max_tokens` 0 asks for the echoed prompt alone. Choice p·n + i is the i-th of prompt p."""
+
+    request_id: str
+    target: Target
+    prompts: tuple[tuple[int, ...], ...]
+    settings: SamplingSettings
+    n: int
+    seed: int | None
+    stops: tuple[str, ...]
+    echo: bool = False
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def request(self, choice: int) -> SampleRequest:
+        prompt, index = divmod(choice, self.n)
+        return SampleRequest(
+            request_id=f"{self.request_id}-{choice}",
+            prompt=self.prompts[prompt],
+            # An engine makes at least one token; the echo path drops it.
+            settings=replace(self.settings, max_tokens=max(1, self.settings.max_tokens)),
+            revision=self.target.revision,
+            seed=None if self.seed is None else derive_seed("choice", self.seed, index),
+        )
+
+
+class Generation:
+    """`served` is set by `open`; close it, whatever happened."""
+
+    served: Served
+
+    def __init__(self, sampler: Sampler, codec: TextCodec, ask: Ask, parallel: int) -> None:
+        self.ask, self._sampler, self._codec = ask, sampler, codec
+        self._slots = asyncio.Semaphore(parallel)
+        self._queue: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(QUEUE_PIECES)
+        self._first: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._texts: list[ChoiceText] = []
+
+    async def open(self) -> None:
+        """Returns once the first stream is served. Raises Refused, Retryable, and Fatal for a failed proof."""
+        self._texts = [ChoiceText(self._codec, self.ask.stops) for _ in range(self.ask.choices)]
+        self._tasks = [asyncio.create_task(self._run(choice)) for choice in range(self.ask.choices)]
+        self.served = await self._first
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Until every choice has finished. Raises what a stream raised."""
+        open_choices = self.ask.choices
+        while open_choices:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            open_choices -= item[1].finish_reason is not None
+
+    async def close(self) -> None:
+        """Ends what still runs, by leaving its stream."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._first.done() and not self._first.cancelled():
+            self._first.exception()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.ask.prompts))
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(text.generated for text in self._texts)
+
+    async def _run(self, choice: int) -> None:
+        try:
+            async with self._slots, self._sampler.stream(self.ask.target.base.name, self.ask.request(choice)) as stream:
+                asked = self.ask.target
+                require_served(stream.served, asked.base, asked.revision, asked.adapter_sha256)
+                if not self._first.done():
+                    self._first.set_result(stream.served)
+                await self._pass_on(choice, stream.chunks)
+        except Exception as error:
+            if self._first.done():
+                await self._queue.put(error)
+            else:
+                self._first.set_exception(error)
+
+    async def _pass_on(self, choice: int, chunks: AsyncIterator[SampleChunk]) -> None:
+        text = self._texts[choice]
+        begun = False
+        async for chunk in chunks:
+            if self.ask.echo and not begun:
+                text = await self._echo(choice, chunk)
+                if self.ask.settings.max_tokens == 0:
+                    await self._queue.put((choice, Piece("", (), "length")))
+                    return
+            begun = True
+            piece = text.push(chunk)
+            if piece.finish_reason == "abort":
+                raise Retryable("the engine ended the generation before it was complete; try again")
+            if piece:
+                await self._queue.put((choice, piece))
+            if piece.finish_reason is not None:
+                return
+        raise Retryable("the replica ended the generation without a finish reason; try again")
+
+    async def _echo(self, choice: int, first: SampleChunk) -> ChoiceText:
+        prompt = self.ask.prompts[choice // self.ask.n]
+        piece = prompt_piece(self._codec, prompt, first, self.ask.settings.logprobs is not None)
+        self._texts[choice] = ChoiceText(self._codec, self.ask.stops, offset=len(piece.text))
+        await self._queue.put((choice, piece))
+        return self._texts[choice]

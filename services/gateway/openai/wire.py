@@ -1,0 +1,157 @@
+"""What OpenAI clients may send: the fields that are honoured, with their bounds.
+
+In: JSON. Out: frozen request models. A field sent as null counts as not sent; a field that would change
+nothing (`tools: []`, `store: false`) or only labels the request (`user`) passes. Invariant: whatever
+would change the answer and is not honoured is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from services.gateway.errors import BadField
+
+__all__ = ["ChatRequest", "CompletionRequest", "Message", "SamplingFields", "refuse_unsupported"]
+
+MAX_STOPS = 4
+MAX_LOGPROBS = 20
+
+_LABELS = frozenset({"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata"})
+_CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
+
+
+class StreamOptions(_Wire):
+    include_usage: bool = False
+
+
+class SamplingFields(_Wire):
+    """What both endpoints share. `stop`: at most 4 strings, not part of the answer."""
+
+    model: Annotated[str, Field(min_length=1, max_length=400)]
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: tuple[str, ...] = ()
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[int, Bias] = {}
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stops(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise ValueError("a string, or a list of strings, none of them empty")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings are allowed, {len(stops)} were sent")
+        return tuple(stops)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextPart(_Wire):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Wire):
+    """`developer` is `system` by its newer name. Content is text, or parts of type text."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def as_template_input(self) -> dict[str, str]:
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ChatRequest(SamplingFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionRequest(SamplingFields):
+    """`prompt`: text, token ids, or a list of either. `max_tokens` 0 needs `echo`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt(cls, value: Any) -> Any:
+        rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+        if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(v, str) for v in value)):
+            return value
+        if all(isinstance(row, list) and row and all(type(token) is int for token in row) for row in rows):
+            return value
+        raise ValueError("text, a list of token ids, a list of texts or a list of lists of token ids; not empty")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)
+
+
+def refuse_unsupported(body: SamplingFields) -> None:
+    """Raises BadField naming every field that was sent and would be ignored."""
+    sent = {key: value for key, value in (body.model_extra or {}).items() if key not in _LABELS}
+    missing = [key for key, value in sent.items() if value not in _CHANGES_NOTHING.get(key, ())]
+    if isinstance(body, ChatRequest):
+        for number, message in enumerate(body.messages):
+            missing += [f"messages.{number}.{key}" for key, value in (message.model_extra or {}).items() if value != []]
+    if body.stream_options is not None:
+        missing += [f"stream_options.{key}" for key in body.stream_options.model_extra or {}]
+    if missing:
+        have = ", ".join(sorted(type(body).model_fields))
+        names = ", ".join(missing)
+        raise BadField(
+            missing[0], f"not supported here: {names}; leave it out. Supported: {have}", "unsupported_parameter"
+        )

@@ -1,0 +1,20 @@
+"""Settings of a learner: `MINT_LEARNER_<FIELD>` beside the common `MINT_<FIELD>`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shared.settings import CommonSettings
+
+
+class LearnerSettings(CommonSettings):
+    """`learner_base` is the public name of the base model to hold; empty = every configured one."""
+
+    learner_base: str = ""
+    learner_precision: Literal["float32", "bfloat16"] = "bfloat16"
+    learner_device: str = "cpu"
+    learner_slots: Annotated[int, Field(ge=1, description="policies whose state stays in memory")] = 8
+    learner_batch_tokens: Annotated[int, Field(ge=1, description="padded tokens of a micro-batch")] = 2048
+    learner_threads: Annotated[int, Field(ge=0, description="threads of one step; 0 = as torch chooses")] = 0

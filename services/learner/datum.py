@@ -1,0 +1,84 @@
+"""What the training primitives eat: one row of token ids with what its loss needs, and micro-batches.
+
+Datums go in, padded micro-batches come out. Invariant: a batch that reaches the base model is whole;
+every row fits the context, every id is in the vocabulary, every array has the row's length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import Fatal
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One row of length L. `targets[i]` is what position i predicts (already shifted).
+
+    `mask[i]`: position i takes part; elsewhere the logprob comes back as 0.0. `inputs` are the loss's
+    own arrays of length L (`losses.py` says which), ignored outside the mask. `coefficients` weigh each
+    position's loss and are fixed from the whole step; `name` says in errors which row it was.
+    """
+
+    name: str
+    input_ids: tuple[int, ...]
+    targets: tuple[int, ...]
+    mask: tuple[bool, ...]
+    inputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    coefficients: tuple[float, ...] | None = None
+
+    @property
+    def weighed(self) -> int:
+        """How many positions take part."""
+        return sum(self.mask)
+
+
+def check_datums(data: Sequence[Datum], needs: frozenset[str], vocab_size: int, max_context: int) -> None:
+    """Raises Fatal naming the row and the reason."""
+    if not data:
+        raise Fatal("the batch is empty; a step needs at least one row")
+    given = data[0].inputs.keys()
+    for datum in data:
+        if datum.inputs.keys() != given:
+            raise Fatal(f"row {datum.name}: its inputs are {sorted(datum.inputs)}, the first row's {sorted(given)}")
+        reason = _fault(datum, needs, vocab_size, max_context)
+        if reason:
+            raise Fatal(f"row {datum.name}: {reason}")
+
+
+def _fault(datum: Datum, needs: frozenset[str], vocab_size: int, max_context: int) -> str | None:
+    length = len(datum.input_ids)
+    if not 0 < length <= max_context:
+        return f"{length} tokens; a row has 1 to {max_context} (the base's context)"
+    arrays = {"targets": datum.targets, "mask": datum.mask, **datum.inputs}
+    if datum.coefficients is not None:
+        arrays["coefficients"] = datum.coefficients
+    missing = needs - arrays.keys()
+    if missing:
+        return f"the loss needs {', '.join(sorted(missing))}"
+    for name, values in arrays.items():
+        if len(values) != length:
+            return f"{name} has length {len(values)}, the row {length}"
+        if not all(math.isfinite(value) for value in values):
+            return f"{name} holds a number that is not finite"
+    if not any(datum.mask):
+        return "no position of it takes part in the loss"
+    outside = next((t for t in (*datum.input_ids, *datum.targets) if not 0 <= t < vocab_size), None)
+    return None if outside is None else f"token id {outside} is outside the vocabulary of {vocab_size}"
+
+
+def micro_batches(data: Sequence[Datum], max_tokens: int) -> list[list[int]]:
+    """Indices of `data`, longest first, in batches of at most `max_tokens` padded tokens (one row at least).
+
+    Neighbours have near lengths, so that little of a batch is padding; the order is a function of the
+    lengths alone, so that the same step has the same shapes wherever it runs."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(data)), key=lambda i: -len(data[i].input_ids)):
+        longest = len(data[batches[-1][0]].input_ids) if batches else 0
+        if batches and longest * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,0 +1,120 @@
+"""The replica's internal HTTP: POST /internal/v1/sample and GET /internal/v1/residency.
+
+Problems before the first chunk are answers with their own status; later ones are the stream's last
+line. Invariant: a client that goes away ends its generation and its hold, whatever it was waiting for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from services.serving.errors import InvalidRequest, Problem, WrongBase
+from services.serving.sampling import Sampler, Sampling
+from services.serving.status import Status
+from shared.engine.port import SampleRequest
+from shared.sampling import wire
+from shared.telemetry import span
+from shared.telemetry.spans import GENERATE
+
+logger = logging.getLogger(__name__)
+
+
+def make_router(sampler: Sampler, status: Status, base: str) -> APIRouter:
+    router = APIRouter()
+
+    @router.post(wire.SAMPLE_PATH)
+    async def sample(request: Request) -> Response:
+        body = await request.body()
+        try:
+            asked = _decode(request, body, base)
+            attributes = {"mint.revision": asked.revision, "mint.request_id": asked.request_id, "mint.n": asked.n}
+            with span(GENERATE, attributes=attributes):
+                sampling = await _unless_gone(request, sampler.open(asked))
+        except Problem as problem:
+            return _answer(problem)
+        if sampling is None:
+            return Response(status_code=499)
+        return _SampleResponse(sampling)
+
+    @router.get(wire.RESIDENCY_PATH)
+    async def residency() -> dict[str, Any]:
+        return await status.report()
+
+    return router
+
+
+def _decode(request: Request, body: bytes, base: str) -> SampleRequest:
+    wanted = request.query_params.get("base")
+    if wanted is not None and wanted != base:
+        raise WrongBase(f"this replica serves {base}, not {wanted}; ask a replica of {wanted}")
+    try:
+        return wire.decode_request(body)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _answer(problem: Problem) -> Response:
+    headers = {}
+    if problem.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
+    return JSONResponse(wire.error_body(problem.code, str(problem)), status_code=problem.status, headers=headers)
+
+
+async def _unless_gone(request: Request, opening: Coroutine[Any, Any, Sampling]) -> Sampling | None:
+    """The opened sampling, or None when the client left before its first chunk."""
+    opened = asyncio.create_task(opening)
+    gone = asyncio.create_task(_disconnected(request))
+    taken = False
+    try:
+        await asyncio.wait({opened, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            return None
+        sampling, taken = opened.result(), True
+        return sampling
+    finally:
+        gone.cancel()
+        opened.cancel()
+        await asyncio.gather(opened, gone, return_exceptions=True)
+        if not taken and not opened.cancelled() and opened.exception() is None:
+            await opened.result().close()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _SampleResponse(StreamingResponse):
+    """Closes the sampling however the response ends, at once and not when memory is collected."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling, self._lines = sampling, _lines(sampling)
+        super().__init__(self._lines, media_type=wire.MEDIA_TYPE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._lines.aclose()
+            await self._sampling.close()
+
+
+async def _lines(sampling: Sampling) -> AsyncGenerator[bytes, None]:
+    yield wire.encode_served(sampling.served)
+    try:
+        async for chunk in sampling.chunks:
+            yield wire.encode_chunk(chunk)
+    except Problem as problem:
+        yield wire.encode_error(problem.code, str(problem))
+    except Exception as error:
+        logger.exception("sampling broke off")
+        yield wire.encode_error("internal", f"sampling broke off: {error!r}")
+    else:
+        yield wire.encode_done()

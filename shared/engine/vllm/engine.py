@@ -1,0 +1,259 @@
+"""AsyncLLM behind the engine port.
+
+vLLM's own bookkeeping of adapters is never relied on: our shelf stays at or below its CPU cache, so
+that it evicts nothing; ids are never reused; an adapter is added before it is named by a request, and
+removed only when nothing runs on it. Each sequence is one vLLM request with its own seed.
+
+Invariant: a revision is resident only when its slot was read back equal to its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import ExitStack, aclosing, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vllm import TokensPrompt
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from shared.adapters.admission import Host, admit
+from shared.adapters.manifest import Manifest
+from shared.bases import Base
+from shared.engine.children import ChildRecord, end_processes
+from shared.engine.port import (
+    AdapterRefused,
+    Capabilities,
+    EngineDead,
+    EngineError,
+    LoadReport,
+    ResidentAdapter,
+    SampleChunk,
+    SampleRequest,
+    SamplingSettings,
+)
+from shared.engine.proof import check_report
+from shared.engine.requests import check_request, sequence_seeds
+from shared.engine.settings import EngineSettings
+from shared.engine.shelf import Shelf
+
+from .start import Started, start_vllm
+from .translate import chunk_of, sampling_params
+
+R = TypeVar("R")
+_DEATH_POLL_S = 0.5
+
+
+class VllmEngine:
+    def __init__(self, started: Started, host: Host, has: Capabilities, vocab_size: int) -> None:
+        self._llm = started.llm
+        self._children: ChildRecord = started.children
+        self._record: Path = started.record
+        self._zero: LoRARequest | None = started.zero
+        self._host = host
+        self._has = has
+        self._vocab_size = vocab_size
+        self._requests: dict[int, LoRARequest] = {}
+        self._names = itertools.count()
+        self._shelf = Shelf(has.max_resident, self._remove)
+        self._prepared = asyncio.Lock()
+        self._group = started.group
+        self._ready = False
+        self._closed = False
+
+    async def load(self, manifest: Manifest, directory: Path) -> LoadReport:
+        self._check_alive()
+        await self._prepare()
+
+        async def install(handle: int) -> LoadReport:
+            return await self._install(handle, manifest, directory)
+
+        return await self._shelf.load(manifest, install)
+
+    async def unload(self, revision: str) -> None:
+        await self._shelf.unload(revision)
+
+    async def pin(self, revision: str, pinned: bool) -> None:
+        self._shelf.pin(revision, pinned)
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        self._check_alive()
+        check_request(request, self._has, self._vocab_size)
+        with ExitStack() as held:
+            lora = self._zero
+            if request.revision is not None:
+                lora = self._requests[held.enter_context(self._shelf.hold(request.revision))]
+            await self._prepare()
+            seeds = sequence_seeds(request.seed, request.n)
+            if request.n == 1:
+                async with aclosing(self._sequence(request, 0, seeds[0], lora)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            async with aclosing(self._merged(request, seeds, lora)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def resident(self) -> list[ResidentAdapter]:
+        """Raises EngineError if vLLM lists other adapters than the shelf: then neither can be trusted."""
+        listed = await self._call(self._llm.list_loras())
+        slots = set(await self._rpc("mint_slots"))
+        known = {entry.handle for entry in self._shelf.entries().values()}
+        if not known <= set(listed):
+            raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
+        return self._shelf.resident(slots.__contains__)
+
+    def capabilities(self) -> Capabilities:
+        return self._has
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(end_processes, self._children.alive())
+        self._record.unlink(missing_ok=True)
+
+    async def _install(self, handle: int, manifest: Manifest, directory: Path) -> LoadReport:
+        started = time.monotonic()
+        admitted = await asyncio.to_thread(admit, manifest, directory, self._host)
+        # The prefix cache keys on the name: it names the content, so that stale blocks cannot match.
+        name = f"{manifest.revision}#{manifest.adapter_sha256}"
+        path = await asyncio.to_thread(lambda: str(directory.absolute()))
+        lora = LoRARequest(lora_name=name, lora_int_id=handle, lora_path=path)
+        try:
+            await self._add(lora)
+            back = await self._rpc("mint_read_back", handle, lora.lora_path, manifest.scaling)
+            report = LoadReport(
+                revision=manifest.revision,
+                modules_applied=back["applied"],
+                modules_expected=back["expected"],
+                adapter_sha256=admitted.adapter_sha256,
+                tensors_equal=back["equal"],
+                probe_logprobs=await self._probe(manifest, lora),
+                seconds=time.monotonic() - started,
+            )
+            check_report(report, manifest, self._has.dtype)
+        except BaseException:
+            with suppress(EngineDead):
+                await self._call(self._llm.remove_lora(handle))
+            raise
+        self._requests[handle] = lora
+        return report
+
+    async def _add(self, lora: LoRARequest) -> None:
+        try:
+            added = await self._call(self._llm.add_lora(lora))
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise AdapterRefused(f"adapter {lora.lora_name}: vLLM refused it: {error}") from error
+        if not added:
+            raise EngineError(f"vLLM did not add adapter {lora.lora_name} as id {lora.lora_int_id}")
+
+    async def _probe(self, manifest: Manifest, lora: LoRARequest) -> tuple[float, ...]:
+        if manifest.probe is None:
+            return ()
+        settings = SamplingSettings(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        request = SampleRequest("probe", manifest.probe.prompt, settings)
+        found: tuple[float | None, ...] = ()
+        async for chunk in self._sequence(request, 0, 0, lora):
+            found = chunk.prompt_logprobs or found
+        return tuple(value for value in found if value is not None)
+
+    async def _remove(self, handle: int) -> None:
+        del self._requests[handle]
+        await self._call(self._llm.remove_lora(handle))
+
+    async def _prepare(self) -> None:
+        """Before the first request: what keeps base requests out of other adapters' slots."""
+        async with self._prepared:
+            if self._ready:
+                return
+            if self._group:
+                await self._rpc("mint_group_lora")
+            if self._zero is not None:
+                await self._add(self._zero)
+                await self._call(self._llm.pin_lora(self._zero.lora_int_id))
+            self._ready = True
+
+    async def _sequence(
+        self, request: SampleRequest, index: int, seed: int, lora: LoRARequest | None
+    ) -> AsyncGenerator[SampleChunk, None]:
+        generator = self._llm.generate(
+            TokensPrompt(prompt_token_ids=list(request.prompt)),
+            sampling_params(request.settings, seed, with_prompt=index == 0),
+            f"{request.request_id}-{index}-{next(self._names)}",
+            lora_request=lora,
+            priority=request.priority,
+        )
+        async with aclosing(generator):
+            try:
+                async for output in generator:
+                    yield chunk_of(index, output, request.prompt, request.settings)
+            except EngineDeadError as error:
+                raise EngineDead("vLLM's engine process is gone; restart the engine") from error
+
+    async def _merged(
+        self, request: SampleRequest, seeds: list[int], lora: LoRARequest | None
+    ) -> AsyncGenerator[SampleChunk, None]:
+        """Chunks of all sequences as they come."""
+        chunks: asyncio.Queue[SampleChunk | BaseException | None] = asyncio.Queue()
+
+        async def pump(index: int, seed: int) -> None:
+            try:
+                async with aclosing(self._sequence(request, index, seed, lora)) as sequence:
+                    async for chunk in sequence:
+                        chunks.put_nowait(chunk)
+            except Exception as error:
+                chunks.put_nowait(error)
+            chunks.put_nowait(None)
+
+        tasks = [asyncio.create_task(pump(index, seed)) for index, seed in enumerate(seeds)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await chunks.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _rpc(self, method: str, *args: Any) -> Any:
+        return (await self._call(self._llm.collective_rpc(method, args=args)))[0]
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineDead("the engine was closed; make a new one")
+        if self._llm.errored:
+            raise EngineDead("vLLM's engine process is gone; restart the engine")
+
+    async def _call(self, work: Awaitable[R]) -> R:
+        """An answer of the engine process, or EngineDead when it dies instead of answering."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=_DEATH_POLL_S)
+                if not task.done():
+                    self._check_alive()
+            return task.result()
+        except EngineDeadError as error:
+            raise EngineDead("vLLM's engine process is gone; restart the engine") from error
+        finally:
+            task.cancel()
+
+
+def vllm_engine(base: Base, settings: EngineSettings) -> VllmEngine:
+    """Start vLLM on a base (blocking, up to a minute). Raises Fatal if it does not start."""
+    started, host, has, vocab_size = start_vllm(base, settings)
+    return VllmEngine(started, host, has, vocab_size)

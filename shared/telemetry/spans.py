@@ -1,0 +1,20 @@
+"""Every span name of the system. A span name never holds an id; ids are attributes."""
+
+from __future__ import annotations
+
+PUBLISH = "bus publish"
+CONSUME = "bus consume"
+HTTP = "http request"
+JOB = "job"
+TAKE = "command take"
+COMMIT = "command commit"
+STORE_PUT = "store put"
+STORE_GET = "store get"
+SAMPLE = "sample"
+SCORE = "score"
+TRAIN_STEP = "train step"
+EXPORT = "export adapter"
+LOAD = "load revision"
+GENERATE = "generate"
+ALIAS_MOVE = "alias move"
+RELAY = "outbox relay"

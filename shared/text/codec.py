@@ -1,0 +1,151 @@
+"""Between text and token ids, for one base model: tokenizer, chat template, end-of-sequence ids.
+
+In: the base model's directory. Out: token ids equal to those of Transformers' tokenizer, without
+importing it or torch, so that every service can hold one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from shared.text.template import ChatTemplate, Message, read_chat_template
+
+__all__ = ["Message", "TextCodec"]
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TextCodec:
+    """`eos_ids`: what ends a turn, ascending; sampling stops on any of them."""
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer, self._template = tokenizer, template
+        self.eos_ids = eos_ids
+
+    @classmethod
+    def load(cls, directory: Path) -> TextCodec:
+        """Raises OSError or ValueError for a directory without a readable tokenizer."""
+        tokenizer = Tokenizer.from_str((directory / "tokenizer.json").read_text(encoding="utf-8"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        special = _special_tokens(directory)
+        eos: int | None = tokenizer.token_to_id(special.get("eos_token", ""))
+        eos_ids = tuple(sorted(_configured_eos(directory) | ({eos} if eos is not None else set())))
+        if not eos_ids:
+            raise ValueError(f"{directory} names no end-of-sequence token; generation would never stop")
+        return cls(tokenizer, ChatTemplate(read_chat_template(directory), special), eos_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special: bool = False) -> list[int]:
+        """Token ids of the text as it stands; `add_special` puts around it what the tokenizer's own rule
+        says (a beginning-of-sequence token, with some base models)."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Bytes that are no UTF-8 become U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, special tokens included; a part of a character is U+FFFD."""
+        return self.decode([token_id], skip_special=False)
+
+    def chat_text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Raises ValueError for chats that the template refuses."""
+        return self._template.render(messages, add_generation_prompt)
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The prompt after which the assistant's next turn follows."""
+        return self.encode(self.chat_text(messages))
+
+    def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """A whole chat, and which of its tokens the assistant says: its turns and the token that ends
+        each, but not what the template puts around them. Both lists have one entry a token.
+
+        Raises ValueError without an assistant turn, and for a template that renders a turn differently
+        when others follow it (no span of the text would be the assistant's)."""
+        text = self.chat_text(messages, add_generation_prompt=False)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = list(encoding.ids)
+        mask = [False] * len(ids)
+        for start, end in self._assistant_spans(messages, text):
+            inside = [i for i, (a, b) in enumerate(encoding.offsets) if start <= a and b <= end]
+            last = max((i for i in inside if ids[i] in self.eos_ids), default=max(inside, default=-1))
+            for i in inside:
+                mask[i] = i <= last
+        return ids, mask
+
+    def _assistant_spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+        """Character ranges: from behind the generation prompt to the end of the rendered turn."""
+        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        if not turns:
+            raise ValueError("the chat has no assistant turn to learn from")
+        spans = []
+        for i in turns:
+            before = self._template.render(messages[:i], True) if i else ""
+            through = self._template.render(messages[: i + 1], False)
+            if not (through.startswith(before) and text.startswith(through)):
+                raise ValueError("the chat template rewrites earlier turns; split the chat into one per answer")
+            spans.append((len(before), len(through)))
+        return spans
+
+
+class Detokenizer:
+    """Token ids in, text out, as they come: what is emitted, joined, is `decode` of all ids.
+
+    Text is held back while it ends inside a character; `flush` gives what is left at the end."""
+
+    def __init__(self, codec: TextCodec, skip_special: bool = True) -> None:
+        self._codec, self._skip_special = codec, skip_special
+        self._ids: list[int] = []
+        self._read = 0  # ids before this are emitted; they stay as context, since decoders join neighbours
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The new text, perhaps empty."""
+        self._ids.extend(ids)
+        text = self._pending()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        del self._ids[: self._read]
+        self._read = len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        """The rest, with U+FFFD for a character that was never finished."""
+        text = self._pending()
+        self._ids, self._read = [], 0
+        return text
+
+    def _pending(self) -> str:
+        emitted = self._codec.decode(self._ids[: self._read], self._skip_special)
+        return self._codec.decode(self._ids, self._skip_special)[len(emitted) :]
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    config = _read_json(directory / "tokenizer_config.json")
+    found = {name: config.get(name) for name in _SPECIAL}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _configured_eos(directory: Path) -> set[int]:
+    """Models may end a turn with more tokens than their tokenizer's one; the generation config lists them."""
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(directory / name).get("eos_token_id")
+        if value is not None:
+            return set(value) if isinstance(value, list) else {value}
+    return set()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,19 @@
+"""A catalog with workers and a replica, on a real bus."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from shared.bus import Bus
+from tests.catalog_world import World, open_world
+
+
+@pytest.fixture
+async def world(tmp_path: Path, make_bus: Callable[[], Bus]) -> AsyncIterator[World]:
+    async with open_world(tmp_path, make_bus) as world:
+        await world.start_workers()
+        await world.start_replica()
+        yield world

@@ -1,0 +1,123 @@
+"""Migrations and numbers: an empty directory becomes current, a newer one is refused, nothing is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.orm import Session
+
+from services.catalog.database import Database, sqlite_url
+from services.catalog.migrate import migrate
+from services.catalog.register import register
+from services.catalog.tables import PolicyRow, RevisionRow, RunRow, Table
+from shared.errors import Fatal
+from tests.catalog_kit import Lab, sft
+
+
+def test_an_empty_directory_becomes_what_the_tables_say(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path))
+    migrate(database.engine, str(tmp_path))
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    database.close()
+
+
+def test_migrating_again_changes_nothing_and_keeps_the_rows(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    run_id = lab.request(sft())
+    migrate(lab.database.engine, str(tmp_path))
+    assert lab.run(run_id) is not None
+    lab.close()
+
+
+def test_a_newer_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Lab(tmp_path).close()
+    with sqlite3.connect(tmp_path / "catalog.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    database = Database(sqlite_url(tmp_path))
+    with pytest.raises(Fatal, match=r"schema 9999, which this build does not know .* newer build wrote it"):
+        migrate(database.engine, str(tmp_path))
+    with database.engine.connect() as connection2:
+        assert connection2.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() == "9999"
+    database.close()
+
+
+def test_numbers_are_gap_free_whoever_registers(tmp_path: Path) -> None:
+    """Many threads register the same exports of many runs at once: 1, 2, 3 … each once per policy."""
+    lab = Lab(tmp_path)
+    exports = []
+    for number in range(6):
+        body = sft("acme/adder" if number % 2 else "acme/other", steps=1, promote_to=None)
+        run_id = lab.request(body)
+        lab.advance(run_id)
+        exports.append(run_id)
+        lab.work(run_id)
+        command_id = lab.open(run_id)
+        assert command_id is not None
+        lab.commit(command_id, lab.take(command_id).epoch)
+        lab.database.write_now(_step_aside, run_id)
+    start = threading.Barrier(8)
+
+    def many(worker: int) -> list[str]:
+        start.wait()
+        order = exports[worker % 6 :] + exports[: worker % 6]
+        return [lab.database.write_now(_register, run_id) for run_id in order]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(many, range(8)))
+    rows = lab.rows(RevisionRow)
+    for policy in ("acme/adder", "acme/other"):
+        assert sorted(row.number for row in rows if row.policy == policy) == [1, 2, 3]
+    assert all(row.last_number == 3 for row in lab.rows(PolicyRow))
+    lab.close()
+
+
+def _register(session: Session, run_id: str) -> str:
+    run = session.query(RunRow).filter_by(run_id=run_id).one()
+    return register(session, run, 1, 0.0).revision
+
+
+def _step_aside(session: Session, run_id: str) -> None:
+    """Let the next run of the policy be active while this one's export is not registered yet."""
+    session.query(RunRow).filter_by(run_id=run_id).one().active_policy = None
+
+
+def test_a_failing_transaction_leaves_nothing(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+
+    def half(session: Session) -> None:
+        session.add(PolicyRow(policy="a/b", tenant="a", base="x", created_at=0.0, last_number=0))
+        session.flush()
+        raise ValueError("midway")
+
+    with pytest.raises(ValueError, match="midway"):
+        lab.database.write_now(half)
+    assert lab.rows(PolicyRow) == []
+    lab.close()
+
+
+async def test_the_loop_runs_while_a_transaction_does(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(session: Session) -> str:
+        entered.set()
+        assert leave.wait(10)
+        return threading.current_thread().name
+
+    work = asyncio.create_task(lab.database.write(slow))
+    while not entered.is_set():
+        await asyncio.sleep(0.01)
+    leave.set()
+    assert (await work).startswith("catalog-write")
+    lab.close()

@@ -1,0 +1,133 @@
+"""/v1/completions, asked with the openai package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.unit.gateway.kit import BASE, CODEC, Kit
+
+
+async def test_text_completion_with_the_default_length(kit: Kit) -> None:
+    raw = await kit.openai().completions.with_raw_response.create(model="acme/adder", prompt="1+1=")
+    answer = raw.parse()
+    assert answer.choices[0].text == "from acme/adder@"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.model == "acme/adder"
+    assert raw.headers["mint-revision"] == "acme/adder@2"
+    assert kit.sampler.requests[0].prompt == tuple(CODEC.encode("1+1="))
+    assert kit.sampler.requests[0].settings.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "prompt", ["ab", CODEC.encode("ab"), ["ab", "cd"], [CODEC.encode("ab"), CODEC.encode("cd")]], ids=repr
+)
+async def test_every_shape_of_prompt(kit: Kit, prompt: Any) -> None:
+    kit.sampler.reply = lambda request: CODEC.decode(request.prompt).upper()
+    answer = await kit.openai().completions.create(model=BASE, prompt=prompt, n=2, seed=3)
+    many = isinstance(prompt[0], list) or prompt == ["ab", "cd"]
+    assert [choice.text for choice in answer.choices] == (["AB", "AB", "CD", "CD"] if many else ["AB", "AB"])
+    assert [choice.index for choice in answer.choices] == list(range(4 if many else 2))
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == (4 if many else 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt": ""}, "empty prompt"),
+        ({"prompt": []}, "not empty"),
+        ({"prompt": [5, "a"]}, "list of token ids"),
+        ({"prompt": [999]}, "outside 0 to 257"),
+        ({"prompt": "x", "max_tokens": 0}, "unless echo"),
+        ({"prompt": "x" * 510}, "510 tokens and 16 more"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": ["x"] * 9, "n": 128}, "1152 choices"),
+    ],
+)
+async def test_bad_prompts_are_refused_in_words(kit: Kit, fields: Any, words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        await kit.openai().completions.create(model=BASE, **fields)
+
+
+async def test_logprobs_in_the_completions_shape(kit: Kit) -> None:
+    kit.sampler.reply = lambda _: "hé"
+    answer = await kit.openai().completions.create(model=BASE, prompt="x", logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    h = CODEC.encode("h")[0]
+    assert logprobs.tokens == ["h", "\ufffd", "\ufffd", "<|im_end|>"]
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] == pytest.approx(-h / 100)
+    assert logprobs.text_offset == [0, 1, 1, 2]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] == {"h": pytest.approx(-h / 100), CODEC.token_text(h + 1): -0.5}
+
+
+async def test_a_filtered_alternative_is_minus_9999(kit: Kit) -> None:
+    answer = await kit.openai().completions.create(model=BASE, prompt="x", logprobs=3, max_tokens=1)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.top_logprobs is not None
+    assert -9999.0 in answer.choices[0].logprobs.top_logprobs[0].values()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_puts_the_prompt_and_its_logprobs_first(kit: Kit, stream: bool) -> None:
+    kit.sampler.reply = lambda _: "yz"
+    fields: Any = {"model": BASE, "prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 1}
+    if stream:
+        found = [c.choices[0] async for c in await kit.openai().completions.create(**fields, stream=True)]
+    else:
+        found = list((await kit.openai().completions.create(**fields)).choices)
+    assert "".join(choice.text for choice in found) == "abcy"
+    parts = [choice.logprobs for choice in found if choice.logprobs is not None]
+    assert [token for part in parts for token in part.tokens or []] == ["a", "b", "c", "y"]
+    assert [offset for part in parts for offset in part.text_offset or []] == [0, 1, 2, 3]
+    values = [value for part in parts for value in part.token_logprobs or []]
+    assert values[0] is None
+    assert all(value is not None for value in values[1:])
+    tops = [top for part in parts for top in part.top_logprobs or []]
+    assert tops[0] is None
+    assert kit.sampler.requests[0].settings.prompt_logprobs == 1
+
+
+async def test_echo_of_token_ids_alone_scores_a_prompt(kit: Kit) -> None:
+    prompt = CODEC.encode("abc")
+    answer = await kit.openai().completions.create(model=BASE, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == ("abc", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["a", "b", "c"]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    assert kit.sampler.requests[0].settings.max_tokens == 1
+    assert kit.sampler.open == []
+
+
+async def test_a_stop_string_in_the_echoed_prompt_stops_nothing(kit: Kit) -> None:
+    kit.sampler.reply = lambda _: "y;z"
+    answer = await kit.openai().completions.create(model=BASE, prompt="a;b", echo=True, stop=";")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("a;by", "stop")
+
+
+async def test_streaming_with_usage(kit: Kit) -> None:
+    kit.sampler.reply = lambda request: CODEC.decode(request.prompt).upper()
+    stream = await kit.openai().completions.create(
+        model=BASE, prompt=["ab", "cd"], stream=True, stream_options={"include_usage": True}
+    )
+    texts, chunks = {0: "", 1: ""}, [chunk async for chunk in stream]
+    for chunk in chunks[:-1]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == {0: "AB", 1: "CD"}
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == 4
+    assert chunks[-1].usage.completion_tokens == 6
+
+
+async def test_top_k_zero_is_off(kit: Kit) -> None:
+    await kit.openai().completions.create(model=BASE, prompt="x", extra_body={"top_k": 0})
+    assert kit.sampler.requests[0].settings.top_k == -1
