@@ -64,6 +64,7 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         self._server.should_exit = True
         await asyncio.wait({self.ended}, timeout=10)
+        self._listener.close()
 
 
 class _Server(uvicorn.Server):

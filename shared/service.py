@@ -136,7 +136,8 @@ async def _up(
 ) -> None:
     health.waiting_for = f"the base models of {settings.bases_file}"
     bases = await asyncio.to_thread(load_bases, settings.bases_file)
-    bus = Bus(settings.nats_url, table_for(base.token for base in bases.values()), name=f"mint-{name}")
+    table = table_for([base.token for base in bases.values()], settings.ack_wait_s)
+    bus = Bus(settings.nats_url, table, name=f"mint-{name}")
     store = S3Store(settings.s3_url, settings.s3_access_key, settings.s3_secret_key, settings.s3_bucket)
     stack.callback(store.close)
     catalog = CatalogClient(settings.catalog_url)

@@ -40,5 +40,6 @@ class CommonSettings(BaseSettings):
     worker_id: str = Field(default_factory=_worker_id)
     log_level: str = "INFO"
     heartbeat_s: Annotated[float, Field(gt=0, description="seconds between lease renewals")] = 5.0
+    ack_wait_s: Annotated[float, Field(gt=0, description="the bus table's ack wait; the same for all processes")] = 30.0
     fault: str = ""
     fault_dir: Path | None = None

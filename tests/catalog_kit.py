@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import json
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,5 +290,11 @@ class Lab:
         self.database.close()
 
 
-def encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body).encode()
+async def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Until `holds()`, which may be a coroutine, is true. Raises AssertionError when it does not become so."""
+    for _ in range(int(timeout_s / 0.02)):
+        answer = holds()
+        if await answer if inspect.isawaitable(answer) else answer:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not true after {timeout_s} s")

@@ -18,7 +18,7 @@ from mint_schemas.commands import EvaluationRequested, ExportRequested, RolloutR
 from mint_schemas.common import FileRef
 from prometheus_client import CollectorRegistry
 
-from services.catalog.app import CatalogApp
+from services.catalog.app import CatalogApp, end_tasks
 from services.catalog.config import CatalogSettings
 from shared.bus import Bus
 from shared.catalog.api import JournalEntry, Result, RunView
@@ -169,9 +169,7 @@ class World:
         return found
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self.stop_catalog()
 
 

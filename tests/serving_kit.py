@@ -128,7 +128,8 @@ class CountingStore(MemoryStore):
 
 class Engine:
     """The fake engine, watched: `loads` counts, `load_gate` and `token_gate` hold it back, `die` ends it,
-    `distort` changes what a load reports, `kills` are revisions whose load ends it, `doubts` is how often it contradicts itself."""
+    `distort` changes what a load reports, `kills` are revisions whose load ends it, `doubts` is how often
+    it contradicts itself."""
 
     def __init__(self, base: Base, settings: EngineSettings, controls: Controls) -> None:
         self._inner = fake_engine(base, settings)

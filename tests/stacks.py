@@ -28,7 +28,7 @@ class StackProcess:
         self.data, self._engine, self._bases = data, engine, bases
         self._env = dict(env or {})
 
-    def up(self, env: Mapping[str, str] | None = None) -> StackProcess:
+    def up(self, env: Mapping[str, str] | None = None, check: bool = True) -> StackProcess:
         bases = ["--bases", str(self._bases)] if self._bases else []
         self.mint(
             "up",
@@ -41,6 +41,7 @@ class StackProcess:
             *bases,
             env=env,
             timeout=UP_TIMEOUT_S + 60,
+            check=check,
         )
         return self
 

@@ -17,7 +17,7 @@ class Plan:
     policy: str = "acme/adder"
     base: str = SMOLLM2_NAME
     token: str = SMOLLM2_TOKEN
-    sft_steps: int = 7
+    sft_steps: int = 8
     grpo_steps: int = 12
     prompts: int = 12
     group_size: int = 8

@@ -19,6 +19,7 @@ from services.catalog.database import Database, sqlite_url
 from services.catalog.drive import Driver
 from services.catalog.handlers import Handlers
 from services.catalog.leases import LeaseRules
+from services.catalog.measures import measure
 from services.catalog.migrate import migrate
 from services.catalog.moves import Mover
 from services.catalog.outbox import Relay
@@ -34,6 +35,7 @@ from shared.residency import REPLICAS_BUCKET, RESIDENCY_BUCKET, Desired
 from shared.service import Resources
 
 RESTART_S = 1.0
+MEASURE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class CatalogApp:
             await self.driver.look()
         except Retryable as error:
             _log.warning("the first look at the runs is put off to the periodic one: %s", error)
-        for work in (self.relay.run, self._watch_replicas, self.driver.run, self._sweep):
+        for work in (self.relay.run, self._watch_replicas, self.driver.run, self._measure, self._sweep):
             self._tasks.append(asyncio.create_task(_forever(work), name=f"catalog {work.__qualname__}"))
         bus = self._resources.bus
         await bus.advisories(self.handlers.advisory)
@@ -84,9 +86,7 @@ class CatalogApp:
         await bus.consume(CATALOG_TRAIN, self.handlers.train_requested)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await asyncio.to_thread(self.database.close)
 
     def healthy(self) -> str | None:
@@ -115,6 +115,11 @@ class CatalogApp:
             except Exception as error:
                 _log.warning("cannot use the announcement of %s: %s", entry.key, error)
 
+    async def _measure(self) -> None:
+        while True:
+            await self.database.read(measure)
+            await asyncio.sleep(MEASURE_S)
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.sweep_every_s)
@@ -124,6 +129,14 @@ class CatalogApp:
             )
             if removed:
                 _log.info("swept %d files that no row names", len(removed))
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel until they end: on Python 3.11 `asyncio.wait_for` may swallow one cancellation."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=0.2)
 
 
 async def _forever(work: Callable[[], Awaitable[None]]) -> None:

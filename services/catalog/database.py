@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.orm import Session
+
+from shared.errors import MintError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,13 +72,26 @@ class Database:
 
     def write_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`write`, in the calling thread."""
-        with Session(self._writers, expire_on_commit=False) as session, session.begin():
+        with self._transaction(self._writers) as session:
             return work(session, *args, **kwargs)
 
     def read_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`read`, in the calling thread."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with self._transaction(self.engine) as session:
             return work(session, *args, **kwargs)
+
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Session]:
+        with Session(engine, expire_on_commit=False) as session, session.begin():
+            try:
+                yield session
+            except MintError:
+                raise
+            except BaseException:
+                # An unread result that the traceback keeps alive would hold its old snapshot on the
+                # connection, and whoever gets that connection next could not write ("database is locked").
+                session.invalidate()
+                raise
 
     async def _run(self, pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
         # The span that is current here must be current in the thread too: rows keep its trace context.

@@ -26,6 +26,7 @@ from services.catalog.tables import PrewarmRow, RunRow
 from shared.bases import Base
 from shared.residency import Desired, Replica
 from shared.store.port import ObjectStore
+from shared.telemetry.metrics import REDRIVEN
 
 WriteDesired = Callable[[str, Desired], Awaitable[object]]
 """(base token, what to hold)."""
@@ -103,6 +104,7 @@ class Driver:
         """The periodic look, and the one at boot: silent commands are sent again, waits are re-examined,
         and the bucket is written afresh in case it was lost."""
         silent = await self._database.write(commands.reissue_silent, self._clock(), self._settings.command_deadline_s)
+        REDRIVEN.inc(len(silent))
         if silent:
             _log.warning("sent again, silent past the deadline: %s", ", ".join(silent))
         await self._database.write(_forget_prewarms, self._clock())

@@ -56,8 +56,9 @@ class Relay:
                 continue
             failures = 0
             if sent == 0:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), IDLE_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._woken.wait()
 
     async def publish_batch(self) -> int:
         """Publish the oldest waiting rows in order; those that went out are marked even if a later one

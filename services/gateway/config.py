@@ -20,6 +20,7 @@ class GatewaySettings(CommonSettings):
     gateway_local_key: str = "tml-dev"
     gateway_resolve_timeout_s: Seconds = 5.0
     gateway_max_upload_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    gateway_max_json_bytes: Annotated[int, Field(ge=1, description="of a body other than uploaded data")] = 1 << 25
     gateway_max_choices: Annotated[int, Field(ge=1, description="prompts × n of one request")] = 1024
     gateway_parallel_choices: Annotated[int, Field(ge=1, description="sampled at a time, per request")] = 32
     gateway_default_max_tokens: Annotated[int, Field(ge=1, description="chat, when the request gives none")] = 1024

@@ -18,9 +18,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from opentelemetry.trace import get_current_span
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from services.gateway.config import GatewaySettings
 from services.gateway.errors import Problem, mint_answer, openai_answer, problem_of
@@ -76,13 +77,15 @@ class EdgeRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
-        gateway, render = self.gateway, self.render
+        gateway, render, has_body = self.gateway, self.render, self.body_field is not None
 
         async def handle(request: Request) -> Response:
             response: Response
             try:
                 request.state.gateway = gateway
                 request.state.identity = gateway.keys.identify(request)
+                if has_body:
+                    request = _bounded(request, gateway.settings.gateway_max_json_bytes)
                 response = await inner(request)
             except Exception as error:
                 response = render(problem_of(error, request_id(request)))
@@ -108,6 +111,21 @@ def edge_routes(parts: Gateway) -> tuple[type[EdgeRoute], type[EdgeRoute]]:
 
 def request_id(request: Request) -> str:
     return str(request.scope["mint_request_id"])
+
+
+def _bounded(request: Request, bound: int) -> Request:
+    """The same request, whose body ends in a 413 once it is longer than `bound` bytes."""
+    size = 0
+
+    async def receive() -> Message:
+        nonlocal size
+        message = await request.receive()
+        size += len(message.get("body", b""))
+        if size > bound:
+            raise HTTPException(413, f"the body has more than {bound} bytes, which is what is allowed here")
+        return message
+
+    return Request(request.scope, receive)
 
 
 async def no_such_route(request: Request) -> Response:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mint_schemas.names import NAME
 from starlette.requests import Request
 
-from shared.errors import Refused
+from shared.errors import Fatal, Refused
 
 __all__ = ["ALL_TENANTS", "Identity", "Keys"]
 
@@ -72,6 +74,10 @@ class Keys:
 
 
 def _tenant(tenant: str) -> str | None:
+    if tenant != ALL_TENANTS and not re.fullmatch(NAME, tenant):
+        raise Fatal(
+            f"MINT_GATEWAY_KEYS: {tenant!r} is no tenant; write {ALL_TENANTS!r} or a name of a-z, 0-9, '.', '_', '-'"
+        )
     return None if tenant == ALL_TENANTS else tenant
 
 

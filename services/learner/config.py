@@ -16,5 +16,5 @@ class LearnerSettings(CommonSettings):
     learner_precision: Literal["float32", "bfloat16"] = "bfloat16"
     learner_device: str = "cpu"
     learner_slots: Annotated[int, Field(ge=1, description="policies whose state stays in memory")] = 8
-    learner_batch_tokens: Annotated[int, Field(ge=1, description="padded tokens of a micro-batch")] = 2048
+    learner_batch_tokens: Annotated[int, Field(ge=1, description="padded tokens of a micro-batch")] = 1024
     learner_threads: Annotated[int, Field(ge=0, description="threads of one step; 0 = as torch chooses")] = 0

@@ -18,6 +18,7 @@ from services.serving.residency import Residency
 from services.serving.status import Identity, Status
 from services.serving.supervise import Supervisor
 from shared.bus.bus import Bus
+from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import ANNOUNCE_EVERY_S, REPLICAS_BUCKET
 from shared.telemetry import current_traceparent
@@ -41,10 +42,7 @@ class Announcer:
         self._task = asyncio.create_task(self._run(), name="announce")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end(self._task)
         with contextlib.suppress(Retryable):
             await self._bus.kv(REPLICAS_BUCKET).delete(self._key)
 
@@ -60,7 +58,8 @@ class Announcer:
                     logger.warning("the announcement was not stored: %s", error)
                     delay = RETRY_S
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._residency.changed.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._residency.changed.wait()
             await asyncio.sleep(QUIET_S)
 
 
@@ -77,10 +76,7 @@ class ReadyEvents:
         self._task = asyncio.create_task(self._run(), name="ready-events")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end(self._task)
 
     def ready(self, loaded: Loaded) -> None:
         proof, boot_id = loaded.proof, self._supervisor.boot_id

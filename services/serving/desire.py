@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from services.serving.residency import Residency
 from shared.bus.bus import Bus
+from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import RESIDENCY_BUCKET, Desired
 
@@ -38,9 +39,7 @@ class DesiredFollower:
         ]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def waits_for(self) -> str | None:
         """What still keeps the replica from being healthy, in words; None = nothing."""
@@ -76,7 +75,8 @@ class DesiredFollower:
     async def _pause(self) -> None:
         """Until something new is desired or, while something is missing, until a retry is due."""
         try:
-            await asyncio.wait_for(self._new.wait(), RETRY_S)
+            async with asyncio.timeout(RETRY_S):
+                await self._new.wait()
         except TimeoutError:
             return
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from services.serving.errors import Loading, Problem, QueueFull
+from shared.ending import end
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,7 @@ class LoadQueue:
 
     async def stop(self) -> None:
         """Ends the load in progress; everybody who waits is told to come back."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-            self._worker = None
+        await end(self._worker)
         for revision in list(self._shared):
             self._finish(revision, Loading(f"{revision} was not loaded: this replica is shutting down; try another"))
 
@@ -57,7 +55,8 @@ class LoadQueue:
             future.add_done_callback(_retrieve)
             self._arrived.set()
         try:
-            await asyncio.wait_for(asyncio.shield(future), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(future)
         except TimeoutError:
             raise Loading(f"{revision} is still being loaded after {timeout_s:.0f} s; try again") from None
 

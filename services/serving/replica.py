@@ -26,6 +26,7 @@ from services.serving.sampling import Sampler
 from services.serving.status import Identity, Status
 from services.serving.supervise import CreateEngine, Supervisor
 from shared.bus.bus import Bus
+from shared.ending import end
 from shared.errors import Fatal
 from shared.store.port import ObjectStore
 
@@ -87,13 +88,12 @@ class ServingReplica:
         """First callers stop coming, then those in flight may end, then loads and the engine stop."""
         await self.announcer.stop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.sampler.idle.wait(), DRAIN_S)
+            async with asyncio.timeout(DRAIN_S):
+                await self.sampler.idle.wait()
         await self.desired.stop()
         await self.residency.queue.stop()
         await self.events.stop()
-        if self._measuring is not None:
-            self._measuring.cancel()
-            await asyncio.gather(self._measuring, return_exceptions=True)
+        await end(self._measuring)
         await self.supervisor.stop()
         self._kept.close()
 

@@ -241,7 +241,8 @@ class Residency:
     async def _wait_freed(self, timeout_s: float) -> None:
         self._freed.clear()
         try:
-            await asyncio.wait_for(self._freed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._freed.wait()
         except TimeoutError:
             return
 

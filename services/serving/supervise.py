@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from services.serving.errors import EngineDown
+from shared.ending import end
 from shared.engine.port import EngineDead, EngineError, InferenceEngine
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,7 @@ class Supervisor:
         self._task = asyncio.create_task(self._run(working_set), name="engine-supervisor")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end(self._task)
         engine, self._engine = self._engine, None
         self.reason = "this replica is shutting down"
         if engine is not None:
@@ -84,8 +82,7 @@ class Supervisor:
             try:
                 await self._until_dead(engine)
             finally:
-                restoring.cancel()
-                await asyncio.gather(restoring, return_exceptions=True)
+                await end(restoring)
             logger.error("the engine died; restarting it")
             self.restarts += 1
             working_set.lost()
@@ -113,7 +110,8 @@ class Supervisor:
         doubts = 0
         while not self._died.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._died.wait(), self._poll_s)
+                async with asyncio.timeout(self._poll_s):
+                    await self._died.wait()
                 return
             trouble = await _look(engine)
             doubts = doubts + 1 if trouble is not None else 0
@@ -124,7 +122,8 @@ class Supervisor:
 
 async def _look(engine: InferenceEngine) -> EngineError | None:
     try:
-        await asyncio.wait_for(engine.resident(), HUNG_S)
+        async with asyncio.timeout(HUNG_S):
+            await engine.resident()
     except EngineError as error:
         return error
     except TimeoutError:
@@ -134,6 +133,7 @@ async def _look(engine: InferenceEngine) -> EngineError | None:
 
 async def _close(engine: InferenceEngine) -> None:
     try:
-        await asyncio.wait_for(engine.close(), CLOSE_TIMEOUT_S)
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await engine.close()
     except Exception as error:
         logger.warning("closing the engine failed: %r", error)

@@ -62,6 +62,7 @@ class Bus(Publisher):
         )
         super().__init__(broker)
         self._url, self._table = url, table
+        self._connected = False
         self._deliveries: list[Delivery] = []
         self._subscribers: list[Any] = []
         self._buckets: dict[str, Bucket] = {}
@@ -76,6 +77,7 @@ class Bus(Publisher):
             await asyncio.wait_for(self._broker.start(), timeout_s)
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Retryable(f"no NATS server answers at {self._url}: {type(error).__name__} {error}") from error
+        self._connected = True
 
     async def check(self) -> None:
         """Raises Fatal, listing the differences, when what exists is not the table."""
@@ -145,6 +147,8 @@ class Bus(Publisher):
     async def drain(self) -> None:
         """Take no more messages and give back at once what is in hand, so that another replica has it
         within a moment. Publishing goes on until `close`."""
+        if not self._connected:
+            return
         for delivery in self._deliveries:
             delivery.refuse()
         await asyncio.gather(*(self._stop_pulling(subscriber) for subscriber in self._subscribers))

@@ -108,7 +108,7 @@ class Delivery:
         try:
             await self._run(raw, received)
         except asyncio.CancelledError:
-            await self._say(raw.nak())
+            await self._say(raw.nak(delay=None if self._stopping else retry_delay(received.deliveries)))
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise

@@ -22,7 +22,7 @@ async def _provision(settings: CommonSettings) -> None:
     tokens = [base["token"] for base in json.loads(settings.bases_file.read_text())["bases"]]
     client = await nats.connect(settings.nats_url, max_reconnect_attempts=3, reconnect_time_wait=0.5)
     try:
-        await provision(client.jetstream(timeout=10), table_for(tokens))
+        await provision(client.jetstream(timeout=10), table_for(tokens, settings.ack_wait_s))
     finally:
         await client.close()
 

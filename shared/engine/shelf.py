@@ -49,7 +49,10 @@ class Shelf:
         """Make room, then `install(handle)`. A resident revision answers with its first report.
 
         `install` leaves nothing behind when it raises. Raises SlotsExhausted, and EngineError for a
-        revision that is resident with other bytes."""
+        revision that is resident with other bytes. A caller that gives up does not stop a load half-way."""
+        return await asyncio.shield(self._load(manifest, install))
+
+    async def _load(self, manifest: Manifest, install: Install) -> LoadReport:
         async with self._changing:
             held = self._entries.get(manifest.revision)
             if held is not None:
@@ -66,6 +69,10 @@ class Shelf:
             return report
 
     async def unload(self, revision: str) -> None:
+        """Raises EngineError while requests are in flight on it."""
+        await asyncio.shield(self._unload(revision))
+
+    async def _unload(self, revision: str) -> None:
         async with self._changing:
             entry = self._entries.get(revision)
             if entry is None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from shared.bus.bus import Bus
+from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import REPLICA_TTL_S, REPLICAS_BUCKET, Replica
 
@@ -53,9 +54,7 @@ class ReplicaDirectory:
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
     def replicas(self, base: str | None = None) -> list[Replica]:
         """The replicas alive now (of one base), by name."""
@@ -74,7 +73,8 @@ class ReplicaDirectory:
     async def changed(self, timeout_s: float) -> bool:
         """Wait until a replica announces or leaves; False when `timeout_s` passed first."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

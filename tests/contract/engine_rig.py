@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -105,4 +106,6 @@ def make_rig(kind: EngineKind, directory: Path, base: Base | None = None, **sett
         "threads": 2,
     }
     engine = create_engine(kind, base, EngineSettings(state_dir=directory / "state", **(chosen | settings)))
+    # What an engine's start dropped, and warns about when collected, goes while warnings are ignored.
+    gc.collect()
     return Rig(engine, base, directory)

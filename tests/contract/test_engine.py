@@ -33,7 +33,7 @@ pytestmark = [
 KINDS = [
     "fake",
     "transformers",
-    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow]),
+    pytest.param("vllm", marks=[pytest.mark.vllm]),
 ]
 
 
@@ -274,8 +274,15 @@ async def test_greedy_and_prompt_logprobs_agree(rig: Rig) -> None:
 async def test_bias_and_penalties_change_what_is_drawn(rig: Rig) -> None:
     (biased,) = await rig.ask(max_tokens=3, logit_bias={77: 100.0})
     assert biased.tokens == [77] * 3
-    (penalised,) = await rig.ask(max_tokens=3, logit_bias={77: 50.0, 78: 49.5}, presence_penalty=2.0)
-    assert penalised.tokens[:2] == [77, 78]
+    bias = {77: 100.0, 78: 60.0}
+    (plain,) = await rig.ask(max_tokens=3, logit_bias=bias, logprobs=2)
+    (penalised,) = await rig.ask(
+        max_tokens=3, logit_bias=bias, logprobs=2, presence_penalty=1.5, frequency_penalty=0.25
+    )
+    assert plain.tokens == penalised.tokens == [77] * 3
+    for step, fall in enumerate((0.0, 1.75, 2.0)):
+        before, after = plain.top[step], penalised.top[step]
+        assert (before[77] - before[78]) - (after[77] - after[78]) == pytest.approx(fall, abs=1e-3)
 
 
 async def test_a_sequence_ends_at_a_stop_token_or_at_its_length(rig: Rig) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Path as PathParameter
-from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.identity import Identity
@@ -56,13 +56,22 @@ async def revision_archive(
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, directory, True)
         raise
-    return FileResponse(
+    return _Archive(
         archive,
         media_type="application/x-tar",
         filename=f"{tenant}-{policy}-{number}.tar",
         headers={"mint-revision": view.revision, "mint-adapter-sha256": view.adapter_sha256},
-        background=BackgroundTask(shutil.rmtree, directory, True),
     )
+
+
+class _Archive(FileResponse):
+    """Removes its directory, also when the client leaves in the middle (a background task would not run)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, Path(self.path).parent, True)
 
 
 def _pack(directory: Path, manifest: Manifest) -> Path:

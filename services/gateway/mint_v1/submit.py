@@ -70,15 +70,16 @@ async def submit_run(
     event_id = _event_id(caller, idempotency_key)
     run_id = run_id_for(SOURCE, event_id)
     run = await _known(gateway, run_id) if idempotency_key else None
+    if run is None:
+        await _publish(gateway, event_id, request)
+        run = await _visible(gateway, run_id)
+    # Checked after the publish too: of two requests at once with one key, the bus keeps the first.
     if run is not None and not _same_request(run, request):
         raise Refused(
             f"Idempotency-Key {idempotency_key!r} was used for run {run_id} with another body; use a new key",
             code="idempotency_conflict",
             status=409,
         )
-    if run is None:
-        await _publish(gateway, event_id, request)
-        run = await _visible(gateway, run_id)
     response.headers["location"] = f"/mint/v1/runs/{run_id}"
     return Submitted(
         run_id=run_id,

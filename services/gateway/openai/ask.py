@@ -111,7 +111,9 @@ def _ask(
     echo: bool = False,
 ) -> Ask:
     # Clients may send one X-Request-Id twice; engines take no id twice.
-    ask = Ask(f"{request_id}-{secrets.token_hex(4)}", target, tuple(prompts), settings, body.n, body.seed, body.stop, echo)
+    ask = Ask(
+        f"{request_id}-{secrets.token_hex(4)}", target, tuple(prompts), settings, body.n, body.seed, body.stop, echo
+    )
     most = gateway.settings.gateway_max_choices
     if ask.choices > most:
         raise BadField(

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.identity import Identity
 from shared.catalog.api import PolicyView
+from shared.errors import Retryable
 
 __all__ = ["Model", "ModelList", "list_models", "retrieve_model"]
 
@@ -67,16 +68,23 @@ async def retrieve_model(id: str, gateway: Here, caller: Caller) -> Response:
     target = await gateway.resolver.target(id, caller)
     if target.revision is None:
         return JSONResponse(_base(id).model_dump())
-    view = await gateway.catalog.revision(target.revision)
     model = Model(
         id=id,
-        created=_seconds(view.created_at),
+        created=await _created(gateway, target.revision),
         owned_by=target.revision.partition("/")[0],
         base=target.base.name,
         revision=target.revision,
         adapter_sha256=target.adapter_sha256,
     )
     return JSONResponse(model.model_dump(), headers={"mint-resolution": "stale"} if target.stale else None)
+
+
+async def _created(gateway: Gateway, revision: str) -> int:
+    """0 while the catalog does not answer; what the model is was resolved already."""
+    try:
+        return _seconds((await gateway.catalog.revision(revision)).created_at)
+    except Retryable:
+        return 0
 
 
 async def _policies(gateway: Gateway, caller: Identity, after: str | None, wanted: int) -> list[Model]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from vllm import TokensPrompt
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from shared.adapters.admission import Host, admit
 from shared.adapters.manifest import Manifest
@@ -115,6 +115,8 @@ class VllmEngine:
             return
         self._closed = True
         await asyncio.to_thread(self._llm.shutdown)
+        # vLLM closes its sockets and leaves their context, with its threads, to the garbage collector.
+        await asyncio.to_thread(self._llm.engine_core.resources.ctx.destroy, 0)
         await asyncio.to_thread(end_processes, self._children.alive())
         self._record.unlink(missing_ok=True)
 
@@ -197,6 +199,8 @@ class VllmEngine:
                     yield chunk_of(index, output, request.prompt, request.settings)
             except EngineDeadError as error:
                 raise EngineDead("vLLM's engine process is gone; restart the engine") from error
+            except EngineGenerateError as error:
+                raise EngineError(f"vLLM failed request {request.request_id}: {error.__cause__!r}") from error
 
     async def _merged(
         self, request: SampleRequest, seeds: list[int], lora: LoRARequest | None

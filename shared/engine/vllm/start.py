@@ -68,10 +68,11 @@ def start_vllm(base: Base, settings: EngineSettings) -> tuple[Started, Host, Cap
         with vllm_environment(settings):
             llm = AsyncLLMEngine.from_engine_args(engine_args(base, settings, host, spare=zero is not None))
     except Exception as error:
-        end_processes(children.alive())
-        raise Fatal(f"vLLM does not start on {base.name}: {error}") from error
-    finally:
         children.stop()
+        end_processes(children.alive())
+        record.unlink(missing_ok=True)
+        raise Fatal(f"vLLM does not start on {base.name}: {error}") from error
+    children.stop()
     has = Capabilities(
         name="vllm",
         base_name=base.name,

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus import Bus, Table, table_for
 from tests.catalog_world import World, open_world
+
+
+@pytest.fixture
+def bus_table() -> Table:
+    """Messages that a killed server had handed out come again soon."""
+    return table_for(("tiny-llama",), ack_wait_s=2.0)
 
 
 @pytest.fixture

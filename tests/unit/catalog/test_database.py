@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from services.catalog.database import Database, sqlite_url
@@ -18,7 +19,7 @@ from services.catalog.migrate import migrate
 from services.catalog.register import register
 from services.catalog.tables import PolicyRow, RevisionRow, RunRow, Table
 from shared.errors import Fatal
-from tests.catalog_kit import Lab, sft
+from tests.catalog_kit import Lab, eventually, sft
 
 
 def test_an_empty_directory_becomes_what_the_tables_say(tmp_path: Path) -> None:
@@ -106,6 +107,25 @@ def test_a_failing_transaction_leaves_nothing(tmp_path: Path) -> None:
     lab.close()
 
 
+def test_a_read_that_breaks_with_its_result_unread_locks_nobody_out(tmp_path: Path) -> None:
+    """The traceback keeps the result, and with it an old snapshot, on a connection of the pool."""
+    lab = Lab(tmp_path)
+    for number in range(3):
+        lab.request(sft(f"acme/a{number}"))
+
+    def breaks(session: Session) -> None:
+        unread = session.execute(select(RunRow.state, RunRow.run_id))
+        lab.request(sft("acme/meanwhile"))
+        raise RuntimeError(f"before {unread} was read")
+
+    with pytest.raises(RuntimeError) as kept:
+        lab.database.read_now(breaks)
+    for number in range(4):
+        lab.request(sft(f"acme/b{number}"))
+    assert "before" in str(kept.value)
+    lab.close()
+
+
 async def test_the_loop_runs_while_a_transaction_does(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     entered, leave = threading.Event(), threading.Event()
@@ -116,8 +136,7 @@ async def test_the_loop_runs_while_a_transaction_does(tmp_path: Path) -> None:
         return threading.current_thread().name
 
     work = asyncio.create_task(lab.database.write(slow))
-    while not entered.is_set():
-        await asyncio.sleep(0.01)
+    await eventually(entered.is_set)
     leave.set()
     assert (await work).startswith("catalog-write")
     lab.close()

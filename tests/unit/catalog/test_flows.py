@@ -42,9 +42,7 @@ def test_sft_exports_every_save_every(lab: Lab) -> None:
 def test_grpo_samples_each_step_with_the_revision_before_it(lab: Lab) -> None:
     """ART#661: after step k the rollout of step k + 1 names revision k."""
     run_id = lab.request(grpo(steps=3))
-    assert lab.finish(run_id) == [
-        f"{kind}:{step}" for step in (1, 2, 3) for kind in ("rollout", "update", "export")
-    ]
+    assert lab.finish(run_id) == [f"{kind}:{step}" for step in (1, 2, 3) for kind in ("rollout", "update", "export")]
     bodies = [lab.body(row.command_id) for row in lab.rows(CommandRow)]
     rollouts = [body for body in bodies if isinstance(body, RolloutRequested)]
     assert [body.revision for body in sorted(rollouts, key=lambda b: b.step)] == [None, "acme/adder@1", "acme/adder@2"]

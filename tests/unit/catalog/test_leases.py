@@ -165,9 +165,7 @@ def test_a_step_without_gradient_may_change_nothing(lab: Lab, metrics: dict[str,
     def change(result: Any) -> Any:
         if not isinstance(result, UpdateResult):
             return result
-        return result.model_copy(
-            update={"adapter_changed": False, "metrics": metrics, "skipped": "skipped" in metrics}
-        )
+        return result.model_copy(update={"adapter_changed": False, "metrics": metrics, "skipped": "skipped" in metrics})
 
     lab.worker.change = change
     run_id = lab.request(sft())

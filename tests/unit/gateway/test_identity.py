@@ -5,6 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 
+from services.gateway.identity import Keys
+from shared.errors import Fatal
 from tests.unit.gateway.kit import BASE, Kit
 
 ROUTES = [
@@ -101,3 +103,18 @@ async def test_a_bug_tells_the_caller_its_request_id_and_nothing_else(kit: Kit) 
         await kit.openai().completions.create(model=BASE, prompt="x")
     assert "secret" not in str(caught.value)
     assert caught.value.response.headers["x-request-id"] in str(caught.value)
+
+
+async def test_a_body_beyond_the_bound_is_413_in_both_shapes() -> None:
+    kit = Kit(gateway_max_json_bytes=1000)
+    async with kit.http() as http:
+        for path in ("/v1/completions", "/mint/v1/runs"):
+            answer = await http.post(path, json={"model": BASE, "prompt": "x" * 1000})
+            assert answer.status_code == 413
+            assert "1000 bytes" in answer.json()["error"]["message"]
+        assert (await http.post("/v1/completions", json={"model": BASE, "prompt": "x"})).status_code == 200
+
+
+def test_a_key_for_what_is_no_tenant_stops_the_boot() -> None:
+    with pytest.raises(Fatal, match="no tenant"):
+        Keys({"k": "Acme Inc"}, "")

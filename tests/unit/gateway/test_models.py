@@ -117,6 +117,7 @@ async def test_the_last_answer_serves_only_while_the_catalog_is_silent(kit: Kit)
     assert "retry-after" in caught.value.response.headers
     base = await client.chat.completions.with_raw_response.create(model=BASE, messages=ASK)
     assert "mint-resolution" not in base.headers
+    assert (await client.models.retrieve("acme/adder")).created == 0
     kit.catalog.down = None
     raw = await client.chat.completions.with_raw_response.create(model="acme/adder", messages=ASK)
     assert raw.headers["mint-revision"] == "acme/adder@3"

@@ -71,6 +71,19 @@ async def test_an_idempotency_key_is_the_events_id_and_names_one_run(kit: Kit) -
     assert "another body" in other.json()["error"]["message"]
 
 
+async def test_of_two_bodies_at_once_with_one_key_the_second_is_told() -> None:
+    kit = Kit(gateway_run_visible_s=5)
+    run_id = run_id_for("mint/gateway", "k-1")
+
+    def kept_the_first(event: dict[str, Any]) -> None:
+        kit.catalog.run_views[run_id] = run_view(run_id, REQUEST)
+
+    kit.bus.on_publish = kept_the_first
+    async with kit.http() as http:
+        answer = await http.post("/mint/v1/runs", json=REQUEST | {"seed": 9}, headers={"Idempotency-Key": "k-1"})
+    assert answer.status_code == 409
+
+
 async def test_two_tenants_may_choose_the_same_idempotency_key(kit: Kit) -> None:
     ids = []
     for key in ("key-acme", "key-root"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def manifest(stage: Stage, tmp_path: Path) -> Manifest:
     return made.model_copy(update={"probe": Probe(prompt=(1, 2, 3), logprobs=(-1.0, -2.0), dtype="float32")})
 
 
-def _has(dtype: str = "float32") -> Capabilities:
+def _has(dtype: Any = "float32") -> Capabilities:
     return Capabilities("fake", "b", "0" * 64, dtype, 512, 32, 4, 4, frozenset())
 
 
@@ -60,7 +61,7 @@ def test_a_zero_delta_revision_is_proved_too(stage: Stage, tmp_path: Path) -> No
         ({"probe_logprobs": (-1.0,)}, "has 1 logprobs, not 2"),
     ],
 )
-def test_a_broken_link_is_no_proof(manifest: Manifest, change: dict[str, object], reason: str) -> None:
+def test_a_broken_link_is_no_proof(manifest: Manifest, change: dict[str, Any], reason: str) -> None:
     """vllm#34186, vllm#48019, verl#7495."""
     with pytest.raises(NotProved, match=reason):
         prove(manifest, replace(_report(manifest), **change), _has())

@@ -51,7 +51,7 @@ async def test_while_the_engine_is_away_requests_are_answered_and_not_left_waiti
         announced = replica.status.replica()
         assert announced is not None
         assert announced.ready == ()
-        assert "no memory for the engine" in str(replica.healthy())
+        await until(lambda: "no memory for the engine" in str(replica.healthy()))
         stage.controls.start_failures = 0
         await until(lambda: replica.healthy() is None)
         assert await tokens(replica, ask("acme/adder@1"))

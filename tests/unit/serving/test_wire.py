@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from shared.sampling import wire
 from shared.sampling.collect import collect
 from shared.sampling.directory import AWAY_AFTER_S, ReplicaDirectory
 from shared.sampling.fake import FakeSampler
-from shared.sampling.port import Served
+from shared.sampling.port import SampleStream, Served
 from tests.serving_kit import ask
 
 _SETTINGS = SamplingSettings(7, 0.5, 0.9, 5, 0.1, 0.2, 0.3, {5: 1.5, 6: -100.0}, (2, 3), 4, 1)
@@ -70,15 +71,12 @@ async def test_the_fake_streams_what_it_samples_and_seeds_matter() -> None:
 
 
 async def test_a_sequence_that_did_not_finish_is_no_answer() -> None:
-    sampler = FakeSampler(lambda request, index: ())
-    sampler._chunks = lambda request: _cut()  # type: ignore[method-assign,assignment,return-value]
-    async with sampler.stream("b", ask()) as stream:
-        with pytest.raises(Retryable, match="ended early"):
-            await collect(stream, ask())
+    async def cut() -> AsyncIterator[SampleChunk]:
+        yield SampleChunk(0, (1,), (-1.0,))
 
-
-async def _cut():  # type: ignore[no-untyped-def]
-    yield SampleChunk(0, (1,), (-1.0,))
+    served = Served("b", "c" * 64, None, None, "mini-0", "boot", "fake")
+    with pytest.raises(Retryable, match="ended early"):
+        await collect(SampleStream(served, cut()), ask())
 
 
 def _replica(at: float) -> Replica:

@@ -1,0 +1,145 @@
+"""The contracts in the languages of others: JSON Schema per event type, and one AsyncAPI 3.0 document.
+
+In: `mint_schemas.CONTRACTS`. Out: `jsonschema/<type>.json` and `asyncapi.yaml` beside this file, both
+committed. `python schemas/generate.py` writes them; with `--check` it writes nothing and ends with 1 if
+one is stale, missing or too many.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mint_schemas import CONTRACTS, Contract
+
+HERE = Path(__file__).parent
+
+HEADERS: dict[str, Any] = {
+    "type": "object",
+    "description": "CloudEvents 1.0 in binary mode.",
+    "required": ["ce-specversion", "ce-id", "ce-source", "ce-type"],
+    "properties": {
+        "ce-specversion": {"type": "string", "const": "1.0"},
+        "ce-id": {"type": "string", "maxLength": 512, "description": "unique per ce-source"},
+        "ce-source": {"type": "string", "maxLength": 512},
+        "ce-type": {"type": "string"},
+        "ce-time": {"type": "string", "format": "date-time"},
+        "ce-subject": {"type": "string", "description": "what it is about: a run, policy or revision"},
+        "content-type": {"type": "string", "const": "application/json"},
+        "traceparent": {"type": "string", "description": "W3C trace context; continued by every consumer"},
+        "Nats-Msg-Id": {"type": "string", "description": "ce-source + '|' + ce-id; a replay appends '|replay-n'"},
+    },
+}
+
+
+def json_schema(contract: Contract) -> dict[str, Any]:
+    """What we accept is described as validated, what we send as it is written."""
+    mode = "validation" if contract.direction == "consumed" else "serialization"
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:mint:schema:{contract.type}",
+        **contract.body.model_json_schema(mode=mode),  # type: ignore[arg-type]
+    }
+
+
+def asyncapi() -> dict[str, Any]:
+    """Operations from MinT's side: it receives what is `consumed` and sends what is `published`."""
+    document: dict[str, Any] = {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "MinT events",
+            "version": "1.0.0",
+            "description": "Commands and events of MinT on NATS JetStream. Readers ignore fields and enum values "
+            "that they do not know; what is published to MinT is validated strictly.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": {},
+        "operations": {},
+        "components": {"messages": {}, "schemas": {"CloudEventHeaders": HEADERS}},
+    }
+    for contract in CONTRACTS:
+        name = _camel(contract.type)
+        action = "receive" if contract.direction == "consumed" else "send"
+        document["channels"][name] = {
+            "address": contract.subject("{baseToken}"),
+            "description": f"Stored on the stream {contract.stream}.",
+            "parameters": {"baseToken": {"description": "the bus token of the base model, of a-z, 0-9 and '-'"}},
+            "messages": {name: {"$ref": f"#/components/messages/{name}"}},
+        }
+        document["operations"][f"{action}{name[0].upper()}{name[1:]}"] = {
+            "action": action,
+            "channel": {"$ref": f"#/channels/{name}"},
+            "messages": [{"$ref": f"#/channels/{name}/messages/{name}"}],
+        }
+        document["components"]["messages"][name] = {
+            "name": contract.type,
+            "summary": (contract.body.__doc__ or "").strip().splitlines()[0],
+            "headers": {"$ref": "#/components/schemas/CloudEventHeaders"},
+            "payload": {"$ref": f"./jsonschema/{contract.type}.json"},
+        }
+    return document
+
+
+def _camel(type_: str) -> str:
+    noun, verb = type_.removeprefix("mint.v1.").split(".")
+    return f"{noun}{verb.capitalize()}"
+
+
+def to_yaml(value: Any, indent: int = 0) -> str:
+    """Block YAML of JSON data; strings are quoted as in JSON, which YAML reads the same."""
+    pad = "  " * indent
+    if isinstance(value, dict) and value:
+        return "".join(f"{pad}{_key(key)}:{_nested(item, indent)}" for key, item in value.items())
+    if isinstance(value, list) and value:
+        return "".join(f"{pad}- {to_yaml(item, indent + 1).lstrip()}" for item in value)
+    return f"{pad}{json.dumps(value, ensure_ascii=False)}\n"
+
+
+def _nested(item: Any, indent: int) -> str:
+    if isinstance(item, dict | list) and item:
+        return "\n" + to_yaml(item, indent + 1)
+    return f" {json.dumps(item, ensure_ascii=False)}\n"
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "").isalnum() else json.dumps(key)
+
+
+def files() -> dict[Path, str]:
+    """Path to content of everything generated."""
+    made = {
+        HERE / "jsonschema" / f"{contract.type}.json": json.dumps(json_schema(contract), indent=2, ensure_ascii=False)
+        + "\n"
+        for contract in CONTRACTS
+    }
+    banner = "# Generated by schemas/generate.py from mint_schemas; do not edit.\n"
+    return {**made, HERE / "asyncapi.yaml": banner + to_yaml(asyncapi())}
+
+
+def stale() -> list[str]:
+    """What differs from what would be generated, in words."""
+    wanted = files()
+    found = [f"{path.name} is stale" for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    extra = set((HERE / "jsonschema").glob("*.json")) - set(wanted)
+    return found + [f"{path.name} belongs to no contract" for path in sorted(extra)]
+
+
+def main(arguments: list[str]) -> int:
+    if "--check" in arguments:
+        problems = stale()
+        sys.stderr.write("".join(f"{problem}; run `python schemas/generate.py`\n" for problem in problems))
+        return 1 if problems else 0
+    wanted = files()
+    for path in set((HERE / "jsonschema").glob("*.json")) - set(wanted):
+        path.unlink()
+    for path, text in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
