@@ -159,7 +159,8 @@ async def _up(
 
 async def _stop(app: ServiceApp) -> None:
     with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(app.stop(), _STOP_S)
+        async with asyncio.timeout(_STOP_S):
+            await app.stop()
 
 
 async def _until(health: Health, what: str, attempt: Callable[[], Awaitable[None]]) -> None:

@@ -66,7 +66,8 @@ class Resolver:
 
     async def _resolve(self, reference: str, model: str) -> tuple[ResolvedRevision, bool]:
         try:
-            resolved = await asyncio.wait_for(self._catalog.resolve(reference), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                resolved = await self._catalog.resolve(reference)
         except (Retryable, TimeoutError) as error:
             last = self._last.get(reference)
             if last is None:
@@ -92,8 +93,9 @@ class Resolver:
 
     async def _policies(self, identity: Identity) -> list[str]:
         try:
-            listing = self._catalog.policies(tenant=identity.tenant, limit=NEAR_POOL)
-            return [view.policy for view in (await asyncio.wait_for(listing, self._timeout)).items]
+            async with asyncio.timeout(self._timeout):
+                listing = await self._catalog.policies(tenant=identity.tenant, limit=NEAR_POOL)
+            return [view.policy for view in listing.items]
         except (MintError, TimeoutError):
             return []
 

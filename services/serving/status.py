@@ -56,6 +56,7 @@ class Status:
             max_rank=self._has.max_rank,
             slots=self._has.slots,
             max_resident=self._has.max_resident,
+            max_context=self._has.max_context,
             ready=tuple(
                 ReadyRevision(revision=entry.revision, adapter_sha256=entry.loaded.proof.adapter_sha256)
                 for entry in self._residency.residents()

@@ -74,7 +74,8 @@ class Bus(Publisher):
     async def connect(self, timeout_s: float = 5.0) -> None:
         """Raises Retryable when nobody answers within `timeout_s`; may be called again."""
         try:
-            await asyncio.wait_for(self._broker.start(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._broker.start()
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Retryable(f"no NATS server answers at {self._url}: {type(error).__name__} {error}") from error
         self._connected = True
@@ -159,7 +160,8 @@ class Bus(Publisher):
     async def close(self) -> None:
         await self.drain()
         with suppress(nats.errors.Error, asyncio.TimeoutError):
-            await asyncio.wait_for(self._broker.stop(), 5)
+            async with asyncio.timeout(5):
+                await self._broker.stop()
 
     async def _stop_pulling(self, subscriber: Any) -> None:
         """Messages that were on their way still reach the (refusing) delivery: the inbox is drained

@@ -83,7 +83,8 @@ class Delivery:
         for task in self._tasks:
             task.cancel()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._idle.wait()
 
     async def _handle(self, raw: Any) -> str:
         headers = dict(raw.headers or {})

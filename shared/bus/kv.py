@@ -99,8 +99,9 @@ class Bucket:
                     now = await self.entries(pattern)
                     for entry in self._news(seen, now):
                         yield entry
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(changed.wait(), resync_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(resync_s):
+                        await changed.wait()
                     await asyncio.sleep(_SETTLE_S)
         finally:
             with suppress(nats.errors.Error):

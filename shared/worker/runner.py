@@ -161,4 +161,5 @@ class Runner(Generic[C]):
 
     async def _release(self, request: api.LeaseRequest) -> None:
         with suppress(MintError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._catalog.release(request), _RELEASE_S)
+            async with asyncio.timeout(_RELEASE_S):
+                await self._catalog.release(request)

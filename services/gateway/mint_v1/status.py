@@ -73,7 +73,8 @@ async def show_status(gateway: Here, caller: Caller) -> Status:
 
 async def _catalog(gateway: Gateway) -> str:
     try:
-        await asyncio.wait_for(gateway.catalog.policies(limit=1), gateway.settings.gateway_resolve_timeout_s)
+        async with asyncio.timeout(gateway.settings.gateway_resolve_timeout_s):
+            await gateway.catalog.policies(limit=1)
     except TimeoutError:
         return "does not answer in time"
     except MintError as error:
