@@ -7,6 +7,7 @@ import json
 from typing import Literal
 
 from shared.bases import Base
+from shared.engine.environment import vllm_environment
 from shared.engine.port import InferenceEngine
 from shared.engine.settings import EngineSettings
 from shared.errors import Fatal
@@ -39,9 +40,10 @@ def create_engine(kind: EngineKind, base: Base, settings: EngineSettings) -> Inf
         refusal = vllm_refusal(base)
         if refusal is not None:
             raise Fatal(f"engine vllm cannot serve {base.name}: {refusal}; use engine 'transformers'")
-        from shared.engine.vllm import vllm_engine
+        with vllm_environment(settings):
+            from shared.engine.vllm import vllm_engine
 
-        return vllm_engine(base, settings)
+            return vllm_engine(base, settings)
     raise Fatal(f"engine {kind!r} is unknown; allowed: auto, vllm, transformers, fake")
 
 

@@ -1,4 +1,4 @@
-"""Starting vLLM: its arguments, its environment, its children's record, its LoRA operators.
+"""Starting vLLM: its arguments, its children's record, its LoRA operators.
 
 Every argument that is not a default has its reason beside it; most are traps of the CPU platform.
 """
@@ -25,7 +25,6 @@ from shared.engine.settings import EngineSettings
 from shared.errors import Fatal
 
 from . import grouped
-from .environment import vllm_environment
 
 # What vLLM fuses: a target on the left is served by the module on the right.
 PACKED = {
@@ -65,8 +64,7 @@ def start_vllm(base: Base, settings: EngineSettings) -> tuple[Started, Host, Cap
     children = ChildRecord(record)
     children.start()
     try:
-        with vllm_environment(settings):
-            llm = AsyncLLMEngine.from_engine_args(engine_args(base, settings, host, spare=zero is not None))
+        llm = AsyncLLMEngine.from_engine_args(engine_args(base, settings, host, spare=zero is not None))
     except Exception as error:
         children.stop()
         end_processes(children.alive())

@@ -1,4 +1,4 @@
-"""The environment variables that vLLM starts under, set while it starts and restored after."""
+"""The environment variables that vLLM is imported and starts under, restored after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shared.engine.settings import EngineSettings
 @contextmanager
 def vllm_environment(settings: EngineSettings) -> Iterator[None]:
     """No network, no usage reports, `threads` OpenMP threads bound to no core, KV size from the
-    settings alone. vLLM sets more by itself; all of it is undone, and its children keep their copy."""
+    settings alone. What it imports sets more by itself; all of it is undone, and its children keep
+    their copy."""
     before = dict(os.environ)
     # A KV size from outside would win over the setting.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
