@@ -99,6 +99,10 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
         dtype=settings.dtype,
         max_model_len=min(settings.max_context, base.max_context),
         max_num_seqs=64,
+        # A prefill in parts rewinds the generator of a seeded request, which a CPU generator cannot do: the
+        # engine dies (RuntimeError "CPU Generator does not use offset"). So every prefill fits into one step.
+        enable_chunked_prefill=False,
+        max_num_batched_tokens=max(2048, min(settings.max_context, base.max_context)),
         # By default a share of all memory, which fails beside a learner.
         kv_cache_memory_bytes=settings.kv_cache_bytes,
         enable_lora=True,
