@@ -18,11 +18,12 @@ from mint_schemas.commands import EvaluationRequested, ExportRequested, RolloutR
 from mint_schemas.common import FileRef
 from prometheus_client import CollectorRegistry
 
-from services.catalog.app import CatalogApp, end_tasks
+from services.catalog.app import CatalogApp
 from services.catalog.config import CatalogSettings
 from shared.bus import Bus
 from shared.catalog.api import JournalEntry, Result, RunView
 from shared.catalog.client import CatalogClient
+from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import REPLICAS_BUCKET, RESIDENCY_BUCKET, Desired, FailedRevision, ReadyRevision, Replica
 from shared.service import Resources
@@ -169,7 +170,7 @@ class World:
         return found
 
     async def close(self) -> None:
-        await end_tasks(self._tasks)
+        await end(*self._tasks)
         await self.stop_catalog()
 
 

@@ -30,9 +30,11 @@ from services.catalog.routes_work import work_routes
 from services.catalog.tables import OutboxRow
 from services.catalog.validate import Validator
 from shared.bus.table import CATALOG_DEAD, CATALOG_EVENTS, CATALOG_TRAIN
+from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import REPLICAS_BUCKET, RESIDENCY_BUCKET, Desired
 from shared.service import Resources
+from shared.worker.faults import Faults
 
 RESTART_S = 1.0
 MEASURE_S = 5.0
@@ -64,6 +66,7 @@ class CatalogApp:
             lease_rules=LeaseRules(settings.lease_ttl_s, settings.command_deadline_s, settings.max_takes),
             clock=now,
         )
+        self._faults = Faults(resources.name, resources.settings.fault, resources.settings.fault_dir)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -86,7 +89,7 @@ class CatalogApp:
         await bus.consume(CATALOG_TRAIN, self.handlers.train_requested)
 
     async def stop(self) -> None:
-        await end_tasks(self._tasks)
+        await end(*self._tasks)
         await asyncio.to_thread(self.database.close)
 
     def healthy(self) -> str | None:
@@ -94,6 +97,7 @@ class CatalogApp:
         return f"{', '.join(ended)} ended" if ended else None
 
     async def _publish(self, row: OutboxRow) -> None:
+        self._faults.hit("after_row")
         await self._resources.bus.publish(
             row.type,
             row.ce_id,
@@ -104,6 +108,7 @@ class CatalogApp:
             traceparent=row.traceparent,
             replay=row.replay,
         )
+        self._faults.hit("after_publish")
 
     async def _write_desired(self, token: str, wanted: Desired) -> None:
         await self._resources.bus.kv(RESIDENCY_BUCKET).put(token, wanted.model_dump_json().encode())
@@ -129,14 +134,6 @@ class CatalogApp:
             )
             if removed:
                 _log.info("swept %d files that no row names", len(removed))
-
-
-async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel until they end: on Python 3.11 `asyncio.wait_for` may swallow one cancellation."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=0.2)
 
 
 async def _forever(work: Callable[[], Awaitable[None]]) -> None:

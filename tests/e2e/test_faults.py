@@ -154,6 +154,18 @@ def test_the_evaluator_dies_at_each_of_its_four_points(world: World, point: str,
     world.audit(run_id, policy)
 
 
+@pytest.mark.parametrize("point", ["after_row", "after_publish"])
+def test_the_catalog_dies_with_a_message_promised(world: World, point: str, tmp_path: Path) -> None:
+    """The outbox: what a transaction promised is published after the restart, under the same id."""
+    policy = f"acme/dies-in-catalog-{point.replace('_', '-')}"
+    run_id = world.start(policy)
+    world.arm("catalog", point, tmp_path)
+    world.died("catalog", point, tmp_path)
+    world.stack.up()
+    assert world.wait(run_id)["promoted"]
+    world.audit(run_id, policy)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_killed_at_a_random_moment(world: World, part: str) -> None:
     policy = f"acme/without-{part}"

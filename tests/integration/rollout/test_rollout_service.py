@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +15,13 @@ from mint_schemas.training import ArithmeticTask, Regex
 
 from services.rollout.app import build
 from services.rollout.config import RolloutSettings
+from services.rollout.groups import GroupSampler
 from shared.bases import Base
 from shared.bus import CATALOG_DEAD, CATALOG_EVENTS, Bus, Received
-from shared.rl.record import RolloutRecord
+from shared.rl.record import Group, RolloutRecord, Trajectory
 from shared.sampling.fake import FakeSampler
 from shared.store.memory import MemoryStore
+from shared.tasks import load_task
 from tests.sampling import ADAPTER_SHA256, BASE_SHA256, REVISION, answering, load_codec, small_base
 from tests.sampling_stack import Commands, replica, resources, until
 from tests.tiny import tokenizer_directory
@@ -122,3 +126,31 @@ async def test_another_adapter_than_the_commanded_one_is_dead_lettered(stage: St
     await until(lambda: stage.dead, "a dead letter")
     assert f"adapter sha256 {ADAPTER_SHA256} instead of {'9' * 64}" in stage.dead[0].dead_reason
     assert not stage.catalog.results
+
+
+async def test_three_megabytes_of_rollout_are_a_reference_on_the_bus(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """argo-events#2163: a bus takes 1 MB a message; what was sampled goes by key, digest and size."""
+    noise = random.Random(0)
+
+    def trajectory() -> Trajectory:
+        text = base64.b64encode(noise.randbytes(150_000)).decode()
+        return Trajectory(token_ids=(5, 2), logprobs=(-1.0, -1.0), reward=0.0, finish_reason="stop", text=text)
+
+    group = Group(prompt_id="p", prompt_ids=(1,), answer="", trajectories=tuple(trajectory() for _ in range(24)))
+    small = await GroupSampler(stage.sampler, stage.base, load_codec()).record(
+        COMMAND, await load_task(SUMS, stage.store.get), lambda: None
+    )
+    big = small.model_copy(update={"groups": (group,)})
+
+    async def record(*_: object) -> RolloutRecord:
+        return big
+
+    monkeypatch.setattr(GroupSampler, "record", record)
+    await stage.send(COMMAND)
+    await until(lambda: stage.events, "rollout.completed")
+    event = stage.events[0].decode(RolloutCompleted)
+    assert event.record.size > 3_000_000
+    assert len(stage.events[0].body) < 4096
+    assert RolloutRecord.from_bytes(await stage.store.get(event.record)) == big
