@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -62,7 +63,7 @@ def alias(
     target = f"{policy}@{revision}" if revision.isdecimal() else revision
     body = {"revision": target, "expected_version": expected_version}
     with connect(url, data) as gateway:
-        moved = gateway.post(f"{policy_path(policy)}/aliases/{name}", body)
+        moved = gateway.post(f"{policy_path(policy)}/aliases/{quote(name, safe='')}", body)
     show(moved, json, _print_move)
 
 

@@ -12,6 +12,7 @@ from mint_schemas import TrainRequested
 from pydantic import ValidationError
 
 from cli.errors import BAD_INPUT, CliError
+from shared.validation import explain
 
 
 def read_spec(source: str) -> dict[str, Any]:
@@ -21,17 +22,12 @@ def read_spec(source: str) -> dict[str, Any]:
         found = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
     except OSError as error:
         raise CliError(f"cannot read {source}: {error.strerror}", BAD_INPUT) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CliError(f"{source} is neither JSON nor, named *.toml, TOML: {error}", BAD_INPUT) from error
     if not isinstance(found, dict):
         raise CliError(f"{source} holds {type(found).__name__}; a training request is an object", BAD_INPUT)
     try:
         TrainRequested.model_validate_json(json.dumps(found))
     except ValidationError as error:
-        raise CliError(f"{source}: " + "; ".join(_problem(each) for each in error.errors()), BAD_INPUT) from error
+        raise CliError(f"{source}: " + "; ".join(explain(error)), BAD_INPUT) from error
     return found
-
-
-def _problem(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "request"
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}"

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry
@@ -112,28 +112,30 @@ async def serve(name: str, settings: CommonSettings, build: Build, stop: asyncio
         if not await _first(stop, bus_and_app):
             return
         log(_log, logging.INFO, "ready")
-        await _first(stop, http.ended)
+        lost = asyncio.create_task(bus_and_app.result().lost())
+        await _first(stop, http.ended, lost)
         health.waiting_for = "shutdown"
         log(_log, logging.INFO, "stopping")
 
 
-async def _first(stop: asyncio.Event, work: asyncio.Task[None]) -> bool:
-    """Wait for `work` or `stop`: True when work ended by itself (raising what it raised)."""
+async def _first(stop: asyncio.Event, *work: asyncio.Task[Any]) -> bool:
+    """Wait for one of `work` or `stop`: True when work ended by itself (raising what it raised)."""
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({stopped, work}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({stopped, *work}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if work.done():
-        work.result()
-        return True
-    if stop.is_set():
-        work.cancel()
-        await asyncio.wait({work}, timeout=_STOP_S)
+    for task in work:
+        if task.done():
+            task.result()
+            return True
+    for task in work:
+        task.cancel()
+    await asyncio.wait(work, timeout=_STOP_S)
     return False
 
 
 async def _up(
     name: str, settings: CommonSettings, build: Build, url: str, health: Health, http: HttpServer, stack: AsyncExitStack
-) -> None:
+) -> Bus:
     health.waiting_for = f"the base models of {settings.bases_file}"
     bases = await asyncio.to_thread(load_bases, settings.bases_file)
     table = table_for([base.token for base in bases.values()], settings.ack_wait_s)
@@ -155,6 +157,7 @@ async def _up(
     stack.push_async_callback(bus.drain)
     await app.start()
     health.ready(bus.ping, app.healthy)
+    return bus
 
 
 async def _stop(app: ServiceApp) -> None:

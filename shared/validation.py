@@ -1,18 +1,52 @@
-"""Validation errors in words: where, what is wrong, what was given."""
+"""Validation errors in words: where, what is wrong, what was given; the same at every edge."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pydantic import ValidationError
 
-__all__ = ["explain"]
+__all__ = ["explain", "in_words"]
+
+_SHOWN = 80
 
 
 def explain(error: ValidationError) -> list[str]:
     """One line per problem: `method.grpo.group_size: Input should be greater than or equal to 2 (got 0)`."""
-    lines = []
-    for problem in error.errors(include_url=False, include_context=False):
-        where = ".".join(str(part) for part in problem["loc"]) or "body"
-        given = problem.get("input")
-        shown = f" (got {given!r:.80})" if isinstance(given, str | int | float | bool) or given is None else ""
-        lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}{shown}")
-    return lines
+    return in_words(error.errors(include_url=False))
+
+
+def in_words(problems: Sequence[Any]) -> list[str]:
+    """The same for problems as pydantic lists them."""
+    return [_sentence(problem) for problem in problems]
+
+
+def _sentence(problem: Any) -> str:
+    where = _shown(".".join(str(part) for part in problem["loc"])) or "body"
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{where}: there is no such field"
+        case "missing":
+            return f"{where}: is required"
+        case "union_tag_invalid":
+            return f"{where}: {context['tag']!r:.{_SHOWN}} is not known; known are {context['expected_tags']}"
+        case "union_tag_not_found":
+            return f"{where}: {context['discriminator']} is required"
+        case "model_attributes_type" | "model_type" | "dict_type":
+            return f"{where}: an object is expected"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = problem.get("input")
+    if repr(given) in message or not (given is None or isinstance(given, str | int | float | bool)):
+        return f"{where}: {message}"
+    return f"{where}: {message} (got {_shortened(repr(given))})"
+
+
+def _shown(place: str) -> str:
+    """Names of unknown fields are the sender's own, of any length and with any character."""
+    return _shortened(place if place.isprintable() else repr(place))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -7,7 +7,6 @@ database, where the commit put it.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -26,8 +25,9 @@ from services.catalog.tables import CommandRow
 from services.catalog.validate import Checked, Validator
 from shared.bases import Base
 from shared.bus.advisories import Advisory
-from shared.bus.received import Received
+from shared.bus.received import Received, json_object
 from shared.errors import Fatal
+from shared.telemetry import log, log_fields
 
 TRAIN = "mint.v1.train.requested"
 
@@ -44,6 +44,10 @@ class Handlers:
     async def train_requested(self, message: Received) -> None:
         """Raises Fatal, with every reason, for what does not validate; its run.failed is on its way."""
         arrival = _arrival(message)
+        with log_fields(run_id=arrival.run_id):
+            await self._arrived(arrival)
+
+    async def _arrived(self, arrival: runs.Arrival) -> None:
         known = await self._database.read(_outcome_of, arrival.run_id)
         if known is None:
             checked = await self._validator.check(arrival.body)
@@ -57,7 +61,8 @@ class Handlers:
         now = self._clock()
         if checked.request is None:
             return runs.refuse(session, arrival, "; ".join(checked.errors), now).outcome
-        runs.accept(session, arrival, checked.request, checked.scoring, self._bases, now)
+        run = runs.accept(session, arrival, checked.request, checked.scoring, self._bases, now)
+        log(_log, logging.INFO, "a run is accepted", policy=run.policy, base=run.base, method=run.method)
         return ""
 
     async def event(self, message: Received) -> None:
@@ -136,11 +141,11 @@ def _arrival(message: Received) -> runs.Arrival:
 
 
 def _body(message: Received) -> dict[str, Any]:
+    """Nothing for a body that the bus would not open."""
     try:
-        value = json.loads(message.body)
-    except (ValueError, RecursionError):
+        return json_object(message.body)
+    except Fatal:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _storable(value: Any) -> Any:

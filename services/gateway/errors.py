@@ -17,8 +17,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from shared.errors import Fatal, Refused, Retryable
+from shared.validation import in_words
 
-__all__ = ["BadField", "Invalid", "Problem", "in_words", "mint_answer", "openai_answer", "problem_of"]
+__all__ = ["BadField", "Invalid", "Problem", "mint_answer", "openai_answer", "problem_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,9 @@ def problem_of(error: Exception, request_id: str) -> Problem:
     if isinstance(error, Retryable):
         return Problem(503, "unavailable", str(error), retry_after_s=error.delay_s or DEFAULT_RETRY_S)
     if isinstance(error, RequestValidationError):
-        errors = in_words(error.errors())
-        first = error.errors()[0]["loc"] if error.errors() else ()
-        param = next((str(part) for part in first if part not in ("body", "query", "path", "header")), None)
+        errors = _in_words(error.errors())
+        first = () if not error.errors() or _no_json(error.errors()) else _field(error.errors()[0]["loc"])
+        param = str(first[0]) if first else None
         return Problem(422, "invalid_request", "; ".join(errors), param=param, errors=errors)
     if isinstance(error, HTTPException):
         return Problem(error.status_code, "http_error", str(error.detail))
@@ -88,25 +89,19 @@ def problem_of(error: Exception, request_id: str) -> Problem:
     return Problem(500, "internal", f"internal error; the log has it under request id {request_id}")
 
 
-def in_words(errors: Sequence[Any]) -> list[str]:
-    """Pydantic's errors as sentences: where, what, and what was sent (shortened)."""
-    return [_sentence(error) for error in errors]
+def _in_words(errors: Sequence[Any]) -> list[str]:
+    if _no_json(errors):
+        return [f"the body is not JSON: {errors[0].get('ctx', {}).get('error', errors[0]['msg'])}"]
+    return in_words([{**error, "loc": _field(error["loc"])} for error in errors])
 
 
-def _sentence(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query", "path")) or "body"
-    if error["type"] == "extra_forbidden":
-        return f"{where}: there is no such field"
-    if error["type"] == "missing":
-        return f"{where}: is required"
-    if error["type"] == "json_invalid":
-        return f"the body is not JSON: {error.get('ctx', {}).get('error', error['msg'])}"
-    message = error["msg"].removeprefix("Value error, ")
-    given = error.get("input")
-    if isinstance(given, str | int | float | bool):
-        text = repr(given)
-        return f"{where}: {message} (got {text if len(text) <= 80 else text[:77] + '…'})"
-    return f"{where}: {message}"
+def _no_json(errors: Sequence[Any]) -> bool:
+    return bool(errors) and errors[0]["type"] == "json_invalid"
+
+
+def _field(loc: Sequence[Any]) -> Sequence[Any]:
+    """The place within what the caller wrote, without the part of the request that it is in."""
+    return loc[1:] if loc and loc[0] in ("body", "query", "path", "header") else loc
 
 
 def openai_answer(problem: Problem) -> JSONResponse:

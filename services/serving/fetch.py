@@ -87,8 +87,9 @@ class AdapterFiles:
                 total -= size
 
     def _check_manifest(self, manifest: Manifest) -> None:
-        if not manifest.files:
-            raise Fatal(f"the manifest of {manifest.revision} names no files")
+        missing = {layout.CONFIG_FILE, layout.TENSOR_FILE} - manifest.files.keys()
+        if missing:
+            raise Fatal(f"the manifest of {manifest.revision} does not name {' and '.join(sorted(missing))}")
         for name in manifest.files:
             if Path(name).name != name or name.startswith("."):
                 raise Fatal(f"the manifest of {manifest.revision} names a file {name!r}; plain names only")

@@ -1,7 +1,7 @@
 """One load, from the catalog's row to a proof: view → base check → files → engine → proof.
 
-In flows a revision name, out flows a `Loaded`. Bounded attempts: what a retry may mend is tried again,
-what it cannot is refused at once. Invariant: a load that raises leaves nothing resident.
+In flows a revision name, out flows a `Loaded`. Bounded attempts: what a retry may mend, and what nobody
+foresaw, is tried again; what it cannot mend is refused at once. Invariant: a load that raises leaves nothing resident.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.serving.fetch import AdapterFiles
 from services.serving.readiness import NotProved, Proof, prove
 from shared.adapters.manifest import Manifest
 from shared.catalog.api import RevisionView
-from shared.engine.port import AdapterRefused, EngineDead, EngineError, InferenceEngine, SlotsExhausted
+from shared.engine.port import AdapterRefused, EngineDead, InferenceEngine, SlotsExhausted
 from shared.errors import Fatal, Refused, Retryable
 from shared.store.port import BytesDiffer
 
@@ -69,7 +69,7 @@ class Loader:
                 raise LoadFailed(str(error)) from error
             except SlotsExhausted as error:
                 raise QueueFull(f"no room for {revision}: {error}") from error
-            except (Retryable, EngineError, OSError) as error:
+            except Exception as error:
                 logger.warning("attempt %d of %d to load %s failed: %s", attempt, self._attempts, revision, error)
                 if attempt == self._attempts:
                     raise self._given_up(revision, error) from error
@@ -102,8 +102,8 @@ class Loader:
 
     def _given_up(self, revision: str, error: Exception) -> Problem:
         text = f"{revision} was not loaded after {self._attempts} attempts: {error}"
-        bad_files = isinstance(error, BytesDiffer | EngineError)
-        return LoadFailed(text, BAD_FILES_STAND_S) if bad_files else Unavailable(text)
+        elsewhere = isinstance(error, Retryable | OSError) and not isinstance(error, BytesDiffer)
+        return Unavailable(text) if elsewhere else LoadFailed(text, BAD_FILES_STAND_S)
 
 
 def check_base(manifest: Manifest, engine: InferenceEngine) -> None:

@@ -18,7 +18,7 @@ import nats.errors
 from faststream import AckPolicy
 from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
 
-from shared.errors import Retryable
+from shared.errors import Fatal, Retryable
 
 from .advisories import ADVISORY_SUBJECTS, AdvisoryHandler, handle_advisory
 from .check import require_equal
@@ -40,6 +40,21 @@ async def _as_is(message: NatsMessage) -> Any:
     return message
 
 
+def _patient(pull: Any) -> None:
+    """The framework's pull loop asks again at once after a failure, and on a closed connection a question
+    fails without a wait: it would keep everything else in the process from ever running."""
+    fetch = pull.fetch
+
+    async def fetch_or_wait(*args: Any, **options: Any) -> Any:
+        try:
+            return await fetch(*args, **options)
+        except nats.errors.ConnectionClosedError:
+            await asyncio.sleep(0.1)
+            raise
+
+    pull.fetch = fetch_or_wait
+
+
 class Bus(Publisher):
     """`publish` comes from Publisher. One per process."""
 
@@ -55,6 +70,7 @@ class Bus(Publisher):
             # default terminates a message whose handler failed).
             ack_policy=AckPolicy.MANUAL,
             graceful_timeout=5.0,
+            closed_cb=self._closed,
             decoder=_as_is,
             apply_types=False,
             logger=_logger,
@@ -62,7 +78,8 @@ class Bus(Publisher):
         )
         super().__init__(broker)
         self._url, self._table = url, table
-        self._connected = False
+        self._connected = self._ending = False
+        self._lost = asyncio.Event()
         self._deliveries: list[Delivery] = []
         self._subscribers: list[Any] = []
         self._buckets: dict[str, Bucket] = {}
@@ -79,6 +96,12 @@ class Bus(Publisher):
         except (TimeoutError, nats.errors.Error, OSError) as error:
             raise Retryable(f"no NATS server answers at {self._url}: {type(error).__name__} {error}") from error
         self._connected = True
+
+    async def lost(self) -> None:
+        """Waits, and raises Fatal once the connection is closed for good: the server ends it over a
+        protocol error, and the client then never connects again. Other losses mend by themselves."""
+        await self._lost.wait()
+        raise Fatal(f"the NATS server at {self._url} closed the connection over an error of its client")
 
     async def check(self) -> None:
         """Raises Fatal, listing the differences, when what exists is not the table."""
@@ -126,6 +149,7 @@ class Bus(Publisher):
             )
             subscriber(deliver)
             await subscriber.start()
+            _patient(subscriber.subscription)
             self._subscribers.append(subscriber)
 
     async def advisories(self, handler: AdvisoryHandler) -> None:
@@ -159,9 +183,18 @@ class Bus(Publisher):
 
     async def close(self) -> None:
         await self.drain()
+        self._ending = True
+        if self._lost.is_set():
+            return
         with suppress(nats.errors.Error, asyncio.TimeoutError):
             async with asyncio.timeout(5):
                 await self._broker.stop()
+
+    async def _closed(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.running = False
+        if not self._ending:
+            self._lost.set()
 
     async def _stop_pulling(self, subscriber: Any) -> None:
         """Messages that were on their way still reach the (refusing) delivery: the inbox is drained

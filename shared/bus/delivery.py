@@ -172,6 +172,7 @@ class Delivery:
             log(_log, logging.ERROR, "a dead letter could not be stored", reason=reason, error=str(error))
             await self._say(raw.nak(delay=retry_delay(int(raw.metadata.num_delivered))))
             return "retry"
+        log(_log, logging.WARNING, "dead-lettered", subject=raw.subject, reason=reason)
         await self._say(raw.ack())
         return "dead"
 

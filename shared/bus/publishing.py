@@ -23,12 +23,12 @@ from shared.telemetry import SpanKind, current_traceparent, span, spans
 from shared.telemetry.metrics import BUS_DEAD, BUS_PUBLISHED
 from shared.validation import explain
 
-from .received import DEAD_REASON, DEAD_SUBJECT
+from .received import DEAD_REASON, DEAD_SIZE, DEAD_SUBJECT, MAX_BODY
 from .table import DEAD, dead_subject
 
-__all__ = ["MAX_BODY", "Publisher", "Stored"]
+__all__ = ["Publisher", "Stored"]
 
-MAX_BODY = 64 * 1024
+_MAX_DEAD_HEADERS = 16 * 1024
 _TIMEOUT_S = 5.0
 
 
@@ -82,12 +82,15 @@ class Publisher:
     async def bury(
         self, durable: str, subject: str, headers: Mapping[str, str], body: bytes, sequence: str, reason: str
     ) -> None:
-        """Store a dead letter: the original headers and body, with why and from where. Buried twice is
-        stored once. Raises Retryable when the bus does not take it."""
-        kept = {key: value for key, value in headers.items() if not key.lower().startswith("nats-expected-")}
+        """Store a dead letter: the original headers and body, with why and from where. Of what is too
+        long to be ours, the beginning. Buried twice is stored once. Raises Retryable when the bus does
+        not take it."""
+        kept = _bounded(headers)
         kept.setdefault("Nats-Msg-Id", f"dead|{sequence}")
         kept |= {DEAD_REASON: reason[:2000], DEAD_SUBJECT: subject}
-        await self._store(dead_subject(subject), body, kept, DEAD)
+        if len(body) > MAX_BODY:
+            kept[DEAD_SIZE] = str(len(body))
+        await self._store(dead_subject(subject), body[:MAX_BODY], kept, DEAD)
         BUS_DEAD.labels(durable).inc()
 
     async def _store(self, subject: str, payload: bytes, headers: dict[str, str], stream: str) -> Stored:
@@ -104,6 +107,18 @@ class Publisher:
         if ack.stream != stream:
             raise Fatal(f"{subject} was stored on {ack.stream}, not on {stream}; the streams overlap")
         return Stored(ack.stream, int(ack.seq), bool(ack.duplicate))
+
+
+def _bounded(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that a dead letter keeps. The server closes the connection, for good, over a message
+    that is longer than it allows, and the dead letter is longer than what it tells of."""
+    kept, room = {}, _MAX_DEAD_HEADERS
+    for key, value in sorted(headers.items(), key=lambda header: not header[0].lower().startswith("ce-")):
+        size = len(key.encode()) + len(value.encode())
+        if size <= room and not key.lower().startswith("nats-expected-"):
+            kept[key] = value
+            room -= size
+    return kept
 
 
 def encode(model: type[BaseModel], body: BaseModel | Mapping[str, Any]) -> bytes:

@@ -1,4 +1,8 @@
-"""What a handler gets: one message, decoded as far as its CloudEvents headers."""
+"""What a handler gets: one message, decoded as far as its CloudEvents headers.
+
+In: whatever somebody published. Out: a `Received`, or Fatal with a reason for people. Invariant: a body
+that is opened is a JSON object of bounded size and depth, whose texts can be stored.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,15 @@ from shared.validation import explain
 
 from .table import DEAD
 
-__all__ = ["DEAD_REASON", "DEAD_SUBJECT", "Received", "open_message"]
+__all__ = ["DEAD_REASON", "DEAD_SIZE", "DEAD_SUBJECT", "MAX_BODY", "Received", "json_object", "open_message"]
 
 DEAD_REASON, DEAD_SUBJECT = "mint-dead-reason", "mint-dead-subject"
+DEAD_SIZE = "mint-dead-size"
+"""Bytes of the original body, on a dead letter that holds only the beginning of it."""
+
+MAX_BODY = 64 * 1024
+_MAX_DEPTH = 32
+_TOO_DEEP = f"the body is nested more than {_MAX_DEPTH} levels deep"
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -64,14 +74,38 @@ def open_message(stream: str, subject: str, headers: Mapping[str, str], body: by
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Raises Fatal saying where the body stops being a JSON object."""
+    """Raises Fatal saying where the body stops being a JSON object that can be worked with."""
+    if len(body) >= MAX_BODY:
+        raise Fatal(
+            f"the body has {len(body)} bytes and less than {MAX_BODY} is allowed; "
+            "put the data into the object store and send its reference"
+        )
     try:
         value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise Fatal(_TOO_DEEP) from None
+    except ValueError as error:
         raise Fatal(f"the body is not JSON: {error}; it begins with {body[:60]!r}") from error
     if not isinstance(value, dict):
         raise Fatal(f"the body is a JSON {type(value).__name__}; an object is expected")
+    if _deeper_than(_MAX_DEPTH, value):
+        raise Fatal(_TOO_DEEP)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise Fatal(f"the body holds half a character: {error.object[error.start]!r} cannot stand alone") from error
     return value
+
+
+def _deeper_than(levels: int, value: Any) -> bool:
+    """Level by level: a recursion would end where the question begins."""
+    layer = [value]
+    for _ in range(levels):
+        inner: list[Any] = []
+        for item in layer:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        layer = inner
+    return any(isinstance(item, dict | list) for item in layer)
 
 
 def _dead_envelope(headers: Mapping[str, str]) -> Envelope:

@@ -123,6 +123,7 @@ class Runner(Generic[C]):
             await self._release(request.model_copy(update={"failure": f"{type(error).__name__}: {error}"[:500]}))
             raise
         self._faults.hit("after_row")
+        log(_log, logging.INFO, "committed", kind=command.kind, event=event.type)
         await self._publish(event)
         self._faults.hit("after_publish")
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx
+import nats
 import pytest
+from mint_schemas import Envelope, headers_for
+from mint_schemas.cloudevents import run_id_for
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from cli.stack.services import SERVICES
 from tests.e2e.conftest import FP32
 from tests.stacks import LETTERS, StackProcess, write_prompts
-from tests.tiny import TINY_NAME
+from tests.tiny import TINY_NAME, TINY_TOKEN
 
 
 class Collector:
@@ -105,10 +112,75 @@ def test_one_trace_through_all_services(traced_stack: StackProcess, collector: C
     assert expected <= crossed
 
 
-def _ended(stack: StackProcess, run_id: str) -> dict[str, object]:
+def test_a_request_on_the_bus_continues_its_publishers_trace(traced_stack: StackProcess, collector: Collector) -> None:
+    """From the publisher's own span to the moved alias, hop by hop, with nothing hanging loose."""
+    trace_id, client = secrets.token_hex(16), secrets.token_hex(8)
+    run = _published(traced_stack, f"00-{trace_id}-{client}-01")
+    assert run["promoted"], run["outcome"]
+    spans = _when_published(collector, trace_id, "mint.v1.alias.moved")
+    known = {span.span_id.hex() for _, span in spans}
+    assert {span.parent_span_id.hex() for _, span in spans} - known == {client}
+
+    names = {span.span_id: (service, span.name) for service, span in spans}
+    edges = {(names.get(span.parent_span_id, ("client", "")), names[span.span_id]) for _, span in spans}
+    moved = {(parent[0], *child) for parent, child in edges}
+    assert ("client", "catalog", "bus consume mint.v1.train.requested") in moved
+    work = {"update": ("learner", "policy.updated"), "export": ("exporter", "revision.exported")}
+    for kind, (worker, fact) in work.items():
+        consumed = (worker, f"bus consume mint.v1.{kind}.requested")
+        assert (("catalog", f"bus publish mint.v1.{kind}.requested"), consumed) in edges
+        assert (consumed, (worker, f"job {kind}")) in edges
+        published = (worker, f"bus publish mint.v1.{fact}")
+        assert (consumed, published) in edges
+        assert (published, ("catalog", f"bus consume mint.v1.{fact}")) in edges
+    assert any(child == ("catalog", "bus publish mint.v1.alias.moved") for _, child in edges)
+
+
+def test_the_logs_of_a_run_name_its_trace_and_run(traced_stack: StackProcess) -> None:
+    trace_id = secrets.token_hex(16)
+    run = _published(traced_stack, f"00-{trace_id}-{secrets.token_hex(8)}-01")
+    for part in ("catalog", "learner", "exporter"):
+        text = (traced_stack.data / "logs" / f"{part}.log").read_text()
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        assert len(lines) == len(text.splitlines()), part
+        ours = [line for line in lines if line.get("run_id") == run["run_id"]]
+        assert ours, part
+        assert {(line["trace_id"], line["service"]) for line in ours} == {(trace_id, part)}
+
+
+def test_each_service_has_metrics(traced_stack: StackProcess) -> None:
+    for name in SERVICES:
+        port = traced_stack.status()["services"][name]["port"]
+        answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain")
+        samples = [line.split(" ") for line in answer.text.splitlines() if line.startswith("mint_")]
+        assert [float(value) for *_, value in samples], name
+        assert "# TYPE mint_bus_handled_total counter" in answer.text, name
+
+
+def _published(stack: StackProcess, traceparent: str) -> dict[str, Any]:
+    """An SFT of one step, asked for on the bus within `traceparent`; its final view."""
+    type_, event_id = "mint.v1.train.requested", secrets.token_hex(8)
+    data = {"kind": "task", "task": {"kind": "arithmetic"}}
+    method = {"kind": "sft", "steps": 1, "batch_size": 2, "data": data}
+    body = {"policy": f"acme/traced-{event_id}", "base": TINY_NAME, "method": method}
+
+    async def publish() -> None:
+        client = await nats.connect(stack.nats_url)
+        headers = headers_for(Envelope(type_, "test", event_id, traceparent=traceparent))
+        await client.jetstream().publish(f"{type_}.{TINY_TOKEN}", json.dumps(body).encode(), headers=headers)
+        await client.close()
+
+    asyncio.run(publish())
+    return _ended(stack, run_id_for("test", event_id))
+
+
+def _ended(stack: StackProcess, run_id: str) -> dict[str, Any]:
     deadline = time.monotonic() + 120
     while True:
-        run: dict[str, object] = stack.mint_json("run", "show", run_id)
+        done = stack.mint("run", "show", run_id, "--json", check=False)
+        run: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"state": done.stderr}
         if run["state"] in ("completed", "failed", "cancelled"):
             return run
         assert time.monotonic() < deadline, run

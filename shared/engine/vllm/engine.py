@@ -100,9 +100,10 @@ class VllmEngine:
 
     async def resident(self) -> list[ResidentAdapter]:
         """Raises EngineError if vLLM lists other adapters than the shelf: then neither can be trusted."""
+        # The shelf first: a load that ends while vLLM answers must not look like a lost adapter.
+        known = {entry.handle for entry in self._shelf.entries().values()}
         listed = await self._call(self._llm.list_loras())
         slots = set(await self._rpc("mint_slots"))
-        known = {entry.handle for entry in self._shelf.entries().values()}
         if not known <= set(listed):
             raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
         return self._shelf.resident(slots.__contains__)

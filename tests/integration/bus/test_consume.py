@@ -105,7 +105,7 @@ HEADERS = {"ce-specversion": "1.0", "ce-id": "x", "ce-source": "product", "ce-ty
         (HEADERS, b"\xff\xfe\x00", "the body is not JSON"),
         (HEADERS, b"", "the body is not JSON"),
         (HEADERS, b"[1, 2]", "the body is a JSON list; an object is expected"),
-        (HEADERS, b"{}", "the body of mint.v1.evaluation.requested is not valid: command_id: Field required"),
+        (HEADERS, b"{}", "the body of mint.v1.evaluation.requested is not valid: command_id: is required"),
         (None, b"{}", "header ce-specversion is missing; send CloudEvents 1.0 in binary mode"),
         ({**HEADERS, "ce-specversion": "0.3"}, b"{}", "ce-specversion is '0.3'; only '1.0' is understood"),
         ({**HEADERS, "ce-type": "mint.v1.run.failed"}, b"{}", "ce-type is 'mint.v1.run.failed' but the subject is"),

@@ -57,6 +57,8 @@ async def test_consuming_changes_nothing_on_the_server(bus: Bus) -> None:
     await bus.consume(DURABLE, handle)
     await send(bus)
     await bus.check()
+    await bus.connect()
+    await bus.check()
 
 
 async def test_provisioning_anew_keeps_messages_and_positions(bus: Bus) -> None:

@@ -97,11 +97,18 @@ async def test_a_command_becomes_exactly_the_committed_event(start: Start, catal
 
 async def test_a_committed_command_is_published_again_but_not_run_again(start: Start, catalog: CatalogDouble) -> None:
     """SkyRL#2035: the same command delivered again is applied once."""
-    bus = await start()
+    runs: list[str] = []
+
+    async def job(command: EvaluationRequested, files: AttemptFiles, lease: LeaseView) -> EvaluationResult:
+        runs.append(command.command_id)
+        return await score(command, files, lease)
+
+    bus = await start(job)
     await send(bus)
     await eventually(lambda: empty(bus))
     await bus.publish(TYPE, "r1:evaluation", "mint/catalog", "tiny-llama", command(), replay=1)
     await eventually(lambda: empty(bus))
+    assert runs == [ID]
     assert catalog.commands[ID].takes == 1
     assert len(await evaluated(bus)) == 1
 

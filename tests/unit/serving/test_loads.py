@@ -11,6 +11,7 @@ import pytest
 from services.serving.errors import LoadFailed, Loading, QueueFull, Unavailable, UnknownRevision, WrongBase
 from services.serving.loads import LoadQueue
 from shared.adapters import layout
+from shared.engine.port import LoadReport
 from tests.serving_kit import Stage, ask, make_base, running, tokens, until
 
 
@@ -151,7 +152,7 @@ async def test_files_that_are_missing_in_the_store_fail_with_their_name(stage: S
         with pytest.raises(LoadFailed, match="no object"):
             await tokens(replica, ask("acme/adder@1"))
         stage.catalog.add(manifest.model_copy(update={"revision": "acme/adder@2", "files": {}}))
-        with pytest.raises(LoadFailed, match="names no files"):
+        with pytest.raises(LoadFailed, match="does not name adapter_config"):
             await tokens(replica, ask("acme/adder@2"))
 
 
@@ -168,6 +169,22 @@ async def test_attempts_are_bounded_then_failed_with_a_reason(stage: Stage) -> N
         announced = replica.status.replica()
         assert announced is not None
         assert (announced.ready, [failed.revision for failed in announced.failed]) == ((), ["acme/adder@1"])
+
+
+async def test_what_nobody_foresaw_is_given_up_too(stage: Stage) -> None:
+    """aibrix#1860: an engine's own bug in a load ends in a reason, not in loads without end."""
+    await stage.add("acme/adder@1")
+
+    def broken(report: LoadReport) -> LoadReport:
+        raise RuntimeError("the engine has a bug")
+
+    stage.controls.distort = broken
+    async with running(stage.replica()) as replica:
+        with pytest.raises(LoadFailed, match="after 3 attempts: the engine has a bug"):
+            await tokens(replica, ask("acme/adder@1"))
+        announced = replica.status.replica()
+        assert announced is not None
+        assert [failed.revision for failed in announced.failed] == ["acme/adder@1"]
 
 
 async def test_files_on_disk_are_used_again_and_verified_first(stage: Stage) -> None:

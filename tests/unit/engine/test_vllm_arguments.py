@@ -1,0 +1,122 @@
+"""How vLLM is started, asked and patched here: each default that is a trap on CPU, by its argument.
+
+Whether the arguments do what they are for is the contract suite's matter; here each is seen in seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shared.adapters.host import host_of
+from shared.bases import Base
+from shared.engine.port import SamplingSettings
+from shared.engine.settings import EngineSettings
+from tests.serving_kit import make_base
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Any:
+    """The modules under test; what they import warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+        from shared.engine.vllm import grouped, start, translate
+    return SimpleNamespace(grouped=grouped, start=start, translate=translate, punica=PunicaWrapperCPU)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Base:
+    return make_base(tmp_path / "base")
+
+
+def _arguments(vllm: Any, base: Base, tmp_path: Path, *, spare: bool = False, **settings: Any) -> Any:
+    chosen = EngineSettings(tmp_path, **({"slots": 2, "max_resident": 5, "max_rank": 9} | settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vllm.start.engine_args(base, chosen, host_of(base, chosen.max_rank), spare=spare)
+
+
+def test_lm_head_is_never_wrapped(vllm: Any, base: Base, tmp_path: Path) -> None:
+    """vllm#16668, vllm#51594: with lm_head under LoRA, two prompt-logprob requests at once end the engine."""
+    wrapped = set(_arguments(vllm, base, tmp_path).lora_target_modules)
+    assert wrapped == {*base.target_modules, "qkv_proj", "gate_up_proj"}
+
+
+def test_no_default_decides_memory_logprobs_or_slots(vllm: Any, base: Base, tmp_path: Path) -> None:
+    arguments = _arguments(vllm, base, tmp_path, kv_cache_bytes=2**28)
+    assert arguments.kv_cache_memory_bytes == 2**28
+    assert arguments.logprobs_mode == "processed_logprobs"
+    assert (arguments.max_loras, arguments.max_cpu_loras) == (2, 5)
+    spare = _arguments(vllm, base, tmp_path, spare=True)
+    assert (spare.max_loras, spare.max_cpu_loras) == (3, 6)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 8), (8, 8), (9, 16), (32, 32)])
+def test_the_maximum_rank_is_the_next_that_vllm_knows(
+    vllm: Any, base: Base, tmp_path: Path, asked: int, given: int
+) -> None:
+    """The cost of its own operators grows with it, so that it is no larger than need be."""
+    assert _arguments(vllm, base, tmp_path, max_rank=asked).max_lora_rank == given
+
+
+def test_each_sequence_is_a_request_with_its_seed(vllm: Any) -> None:
+    settings = SamplingSettings(max_tokens=3, temperature=0.6, logprobs=0, prompt_logprobs=0)
+    first = vllm.translate.sampling_params(settings, 11, with_prompt=True)
+    other = vllm.translate.sampling_params(settings, 12, with_prompt=False)
+    assert (first.n, first.seed, first.logprobs, first.prompt_logprobs) == (1, 11, 0, 0)
+    assert (other.n, other.seed, other.prompt_logprobs) == (1, 12, None)
+
+
+def test_what_filters_leave_of_the_others_is_left_out(vllm: Any) -> None:
+    """Under top-k, top-p or a grammar the top logprobs contain −inf, which JSON has not."""
+    rows = [{7: SimpleNamespace(logprob=0.0), 9: SimpleNamespace(logprob=-math.inf)}]
+    completion = SimpleNamespace(token_ids=[7], logprobs=rows, finish_reason="length")
+    output = SimpleNamespace(outputs=[completion], prompt_logprobs=None)
+    chunk = vllm.translate.chunk_of(0, output, (1,), SamplingSettings(max_tokens=1, logprobs=2))
+    assert chunk.top_logprobs == ({7: 0.0},)
+    assert chunk.logprobs == (0.0,)
+
+
+def test_rows_without_lora_are_left_alone_by_the_grouped_operators(vllm: Any) -> None:
+    """vllm#48421: index −1, used as a row, is the last slot. Ragged ranks, rows out of order, two slices."""
+    torch.manual_seed(0)
+    wrapper = vllm.punica.__new__(vllm.punica)
+    vllm.grouped.install(SimpleNamespace(punica_wrapper_mapping={"model": wrapper}))
+    indices, ranks = torch.tensor([-1, 2, 0, -1, 2, 0, 0, -1]), {0: 2, 1: 4, 2: 3}
+    wrapper.groups = [(slot, rows, ranks[slot]) for slot, rows in vllm.grouped.group_by_slot(indices)]
+    x, before = torch.randn(8, 6), torch.randn(8, 7)
+    a_stacks = tuple(torch.randn(3, 1, 4, 6) for _ in range(2))
+    b_stacks = tuple(torch.randn(3, 1, width, 4) for width in (5, 2))
+    y = before.clone()
+    wrapper.add_lora_linear(y, x, a_stacks, b_stacks, 0.5, (5, 2))
+    for row, slot in enumerate(indices.tolist()):
+        wanted = before[row].clone()
+        if slot >= 0:
+            for a, b, at in zip(a_stacks, b_stacks, (slice(0, 5), slice(5, 7)), strict=True):
+                rank = ranks[slot]
+                wanted[at] += 0.5 * (b[slot, 0, :, :rank] @ (a[slot, 0, :rank] @ x[row]))
+        assert torch.allclose(y[row], wanted, atol=1e-5)
+    assert torch.equal(y[indices == -1], before[indices == -1])
+
+
+def test_other_operators_are_not_replaced(vllm: Any) -> None:
+    class Newer(vllm.punica):  # type: ignore[name-defined, misc]
+        pass
+
+    wrapper = Newer.__new__(Newer)
+    with pytest.raises(TypeError, match="grouped ones replace PunicaWrapperCPU only"):
+        vllm.grouped.install(SimpleNamespace(punica_wrapper_mapping={"model": wrapper}))
