@@ -137,8 +137,10 @@ class Gateway:
 
 
 def policy_path(policy: str) -> str:
-    """`tenant/policy` as path; what is not one is left to the gateway to refuse, quoted."""
+    """`tenant/policy` as path; a bad name is left to the gateway to refuse, quoted."""
     tenant, _, name = policy.partition("/")
+    if not tenant or not name:
+        raise CliError(f"{policy!r} is no policy; write tenant/policy", BAD_INPUT)
     return f"/mint/v1/policies/{quote(tenant, safe='')}/{quote(name, safe='')}"
 
 

@@ -15,6 +15,9 @@ out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
+PIPE_WIDTH = 10_000
+
+
 def print_json(data: object) -> None:
     """Machine-readable, on standard output, with nothing else on it."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
@@ -25,12 +28,15 @@ def write_json(path: Path, data: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """The first column names the row and is never broken, so that it can be copied; into a pipe, a row is
+    one line."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == columns[0])
     for row in rows:
         table.add_row(*["–" if cell is None else str(cell) for cell in row])
-    out.print(table)
+    console = out if out.is_terminal else Console(file=out.file, width=PIPE_WIDTH, highlight=False)
+    console.print(table)
 
 
 def show(data: Any, as_json: bool, human: Callable[[Any], None]) -> None:

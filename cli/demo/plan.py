@@ -39,7 +39,7 @@ def sft_request(plan: Plan) -> TrainRequested:
             data=TaskDemonstrations(kind="task", task=ArithmeticTask(kind="arithmetic")),
             steps=plan.sft_steps,
             batch_size=32,
-            optimizer=Optimizer(learning_rate=2e-3),
+            optimizer=Optimizer(learning_rate=1e-3),
         ),
         evaluation=_evaluation(plan, Gate(at_least=plan.sft_score, no_worse_than="base")),
         seed=plan.seed,

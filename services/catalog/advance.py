@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from services.catalog import aliases, commands, orders, plan, runs, situation
@@ -18,6 +19,7 @@ from services.catalog.situation import ReadyRules
 from services.catalog.tables import RunRow
 from shared.bases import Base
 from shared.errors import Fatal, Refused
+from shared.validation import explain
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ def advance(session: Session, run_id: str, around: Surroundings) -> None:
             session.flush()
     except (Fatal, Refused) as error:
         runs.end(session, run, "failed", str(error), around.bases, around.now)
+    except ValidationError as error:
+        reason = f"what an older build stored is not valid any more: {'; '.join(explain(error))}"
+        runs.end(session, run, "failed", reason, around.bases, around.now)
 
 
 def _one_step(session: Session, run: RunRow, around: Surroundings) -> bool:
@@ -63,7 +68,10 @@ def _one_step(session: Session, run: RunRow, around: Surroundings) -> bool:
     runs.enter(session, run, following.state, around.now)
     _note_waiting(run, following.action, around.now)
     match following.action:
-        case plan.Wait() | plan.AwaitReady():
+        case plan.Wait(command_id):
+            commands.require_readable(session, command_id)
+            return False
+        case plan.AwaitReady():
             return False
         case plan.Register(step):
             register(session, run, step, around.now)

@@ -7,13 +7,14 @@ was taken `max_takes` times without a commit is exhausted.
 from __future__ import annotations
 
 from mint_schemas.commands import Command
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from services.catalog import emit
 from services.catalog.runs import ACTIVE
 from services.catalog.tables import CommandRow, RunRow
+from shared.errors import Fatal
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
 MAX_SILENCE_FACTOR = 32
@@ -24,9 +25,16 @@ def command_id(run_id: str, kind: str, target: int | str) -> str:
 
 
 def issue(session: Session, run: RunRow, body: Command, step: int, now: float, deadline_s: float) -> None:
-    """No-op for a command that was issued before."""
-    if session.get(CommandRow, body.command_id) is not None:
+    """No-op for a command that is open. Raises Fatal for one that is done: whoever asks again did not find
+    its result, and would ask for ever."""
+    known = session.get(CommandRow, body.command_id)
+    if known is not None and known.state == "open":
         return
+    if known is not None:
+        raise Fatal(
+            f"{body.command_id} is {known.state} already, but its result is not what the run needs now; were the "
+            "base model's files changed under it? Ask again with a new request id"
+        )
     session.add(
         CommandRow(
             command_id=body.command_id,
@@ -57,6 +65,13 @@ def body_of(row: CommandRow) -> Command:
     return _COMMAND.validate_python(row.body)
 
 
+def require_readable(session: Session, command_id: str) -> None:
+    """Raises ValidationError for a body that could not be sent again."""
+    row = session.get(CommandRow, command_id)
+    if row is not None:
+        body_of(row)
+
+
 def open_command(session: Session, run_id: str) -> str | None:
     query = select(CommandRow.command_id).where(CommandRow.run_id == run_id, CommandRow.state == "open")
     return session.scalars(query.order_by(CommandRow.issued_at).limit(1)).first()
@@ -77,7 +92,11 @@ def reissue_silent(session: Session, now: float, deadline_s: float) -> list[str]
     )
     sent = []
     for row, run in session.execute(query).all():
-        emit.command(session, run, body_of(row), now, replay=row.issues)
+        try:
+            body = body_of(row)
+        except ValidationError:
+            continue  # `advance` fails its run, and says why
+        emit.command(session, run, body, now, replay=row.issues)
         row.deadline_at = now + deadline_s * min(2**row.issues, MAX_SILENCE_FACTOR)
         row.issues += 1
         sent.append(row.command_id)

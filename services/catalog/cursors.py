@@ -16,6 +16,7 @@ from shared.errors import Refused
 V = TypeVar("V", bound=BaseModel)
 
 MAX_LIMIT = 500
+MAX_NUMBER = 2**63 - 1
 
 
 def page(
@@ -48,6 +49,10 @@ def _encode(value: object) -> str:
 def _decode(cursor: str, key: InstrumentedAttribute[Any]) -> Any:
     try:
         text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        return int(text) if key.type.python_type is int else text
+        if key.type.python_type is not int:
+            return text
+        if not 0 <= (number := int(text)) <= MAX_NUMBER:
+            raise ValueError(text)
+        return number
     except ValueError:
         raise Refused(f"{cursor[:80]!r} is no cursor of this list; start again without one") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from mint_schemas.common import FileRef
+from mint_schemas.training import Grpo, JsonlMessages, JsonlPrompts, TaskDemonstrations, TrainRequested
 from sqlalchemy.orm import Session
 
 from services.catalog.tables import DataRow, FileRow
@@ -52,6 +53,22 @@ def register(session: Session, tenant: str, ref: FileRef, now: float) -> FileRef
         if session.get(FileRow, ref.key) is None:
             session.add(FileRow(key=ref.key, sha256=ref.sha256, size=ref.size, owner=f"data of {tenant}"))
     return FileRef(key=row.key, sha256=row.sha256, size=row.size)
+
+
+def named_by(request: TrainRequested) -> list[FileRef]:
+    """The files of its tenant that a request trains or is scored on."""
+    method, evaluation = request.method, request.evaluation
+    parts = [method.task if isinstance(method, Grpo) else method.data, evaluation.task if evaluation else None]
+    inner = [part.task if isinstance(part, TaskDemonstrations) else part for part in parts]
+    return [part.data for part in inner if isinstance(part, JsonlPrompts | JsonlMessages)]
+
+
+def keep(session: Session, request: TrainRequested) -> None:
+    """Name what an accepted request names, so that it stays: its upload may have died before its own row."""
+    for key, ref in {ref.key: ref for ref in named_by(request)}.items():
+        if session.get(FileRow, key) is None:
+            owner = f"data of {request.policy.split('/', 1)[0]}"
+            session.add(FileRow(key=key, sha256=ref.sha256, size=ref.size, owner=owner))
 
 
 def find(session: Session, tenant: str, sha256: str) -> FileRef:

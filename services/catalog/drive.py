@@ -85,8 +85,15 @@ class Driver:
 
     async def advance_all(self) -> None:
         """Every run that is not over, and the queued ones behind them."""
-        for run_id in await self._database.read(_unfinished):
-            await self.advance(run_id)
+        await self._advance_each(await self._database.read(_unfinished))
+
+    async def _advance_each(self, run_ids: list[str]) -> None:
+        """One run that cannot be looked at keeps none of the others from moving on."""
+        for run_id in run_ids:
+            try:
+                await self.advance(run_id)
+            except Exception:
+                _log.exception("cannot advance run %s, trying again with the next look", run_id)
 
     async def replica_changed(self, key: str, announcement: bytes | None) -> None:
         """An announcement as it is in the bucket; None = it ended. Moves on what waited for it."""
@@ -97,8 +104,7 @@ class Driver:
             self.replicas.heard(key, Replica.model_validate_json(announcement), self._clock())
         after = self.readiness()
         if (before.ready, before.failed) != (after.ready, after.failed):
-            for run_id in await self._database.read(_waiting):
-                await self.advance(run_id)
+            await self._advance_each(await self._database.read(_waiting))
 
     async def look(self) -> None:
         """The periodic look, and the one at boot: silent commands are sent again, waits are re-examined,

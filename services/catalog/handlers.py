@@ -16,7 +16,7 @@ from mint_schemas.cloudevents import run_id_for
 from mint_schemas.events import AliasMoved, RevisionReady
 from sqlalchemy.orm import Session
 
-from services.catalog import emit, runs, tracing
+from services.catalog import emit, leases, runs, tracing
 from services.catalog.clock import Clock
 from services.catalog.database import Database
 from services.catalog.drive import Driver
@@ -25,7 +25,7 @@ from services.catalog.tables import CommandRow
 from services.catalog.validate import Checked, Validator
 from shared.bases import Base
 from shared.bus.advisories import Advisory
-from shared.bus.received import Received, json_object
+from shared.bus.received import DEAD_SUBJECT, Received, json_object
 from shared.errors import Fatal
 from shared.telemetry import log, log_fields
 
@@ -92,10 +92,10 @@ class Handlers:
         return run.run_id
 
     async def dead(self, message: Received) -> None:
-        """Fails the run that waits for the command; a run that is over, or a command that was committed
-        or superseded, is left alone."""
+        """Fails the run that waits for the command; a run that is over, or a command that was committed,
+        superseded or is being worked on now (by another delivery), is left alone."""
         reason = message.dead_reason or "dead-lettered without a reason"
-        if message.envelope.type == TRAIN:
+        if _is_request(message):
             await self._dead_request(message, reason)
             return
         command_id = _body(message).get("command_id")
@@ -109,6 +109,8 @@ class Handlers:
         row = session.get(CommandRow, command_id)
         run = runs.find(session, row.run_id) if row else None
         if row is None or run is None or row.state != "open" or run.state not in runs.ACTIVE:
+            return None
+        if leases.is_held(session, row, self._clock()):
             return None
         what = "the evaluation" if row.kind == "evaluation" else f"{row.kind} of step {row.step}"
         runs.end(session, run, "failed", f"{what} failed: {reason}", self._bases, self._clock())
@@ -126,6 +128,12 @@ class Handlers:
         """What is buried comes through `dead`; what the server dropped is found by looking at every run."""
         if not advisory.buried:
             await self._driver.advance_all()
+
+
+def _is_request(message: Received) -> bool:
+    """By the subject too: a product that wrote another ce-type waits for its answer all the same."""
+    sent_to = message.headers.get(DEAD_SUBJECT, "").rpartition(".")[0]
+    return TRAIN in (message.envelope.type, sent_to)
 
 
 def _arrival(message: Received) -> runs.Arrival:

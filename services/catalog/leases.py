@@ -87,6 +87,12 @@ def release(session: Session, request: LeaseRequest, now: float) -> None:
         row.takes = max(0, row.takes - 1)
 
 
+def is_held(session: Session, row: CommandRow, now: float) -> bool:
+    """Whether some worker works on this command now, as far as its heartbeat tells."""
+    lease = session.get(LeaseRow, row.resource)
+    return lease is not None and lease.command_id == row.command_id and lease.expires_at > now
+
+
 def held_lease(session: Session, row: CommandRow, worker: str, epoch: int, now: float) -> LeaseRow | None:
     """The lease of the command's resource, if this worker holds it under this epoch now."""
     lease = session.get(LeaseRow, row.resource)

@@ -7,8 +7,9 @@ cannot get there fails with a reason and leaves the alias as it was.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mint_schemas.names import AliasName, parse_reference
 from pydantic import TypeAdapter, ValidationError
@@ -35,6 +36,7 @@ class Mover:
     bases: Mapping[str, Base]
     clock: Clock
     min_ready: int = 1
+    _waiting: Counter[str] = field(default_factory=Counter)
 
     async def move(self, policy: str, alias: str, request: MoveAlias) -> AliasView:
         """Raises Refused: 400 for names, 404 for what is not there, 409 for a version or for readiness."""
@@ -53,15 +55,19 @@ class Mover:
     async def _when_ready(self, wanted: aliases.Move, timeout_s: float) -> AliasView:
         deadline = self.clock() + timeout_s
         wanted = await self.database.write(_prepare, wanted, deadline)
-        await self.driver.settle()
+        self._waiting[wanted.revision] += 1
         try:
+            await self.driver.settle()
             while (missing := self._missing(wanted.revision)) is not None:
                 if self.clock() >= deadline:
                     raise Refused(f"{wanted.policy}:{wanted.alias} was not moved: {missing}", "not_ready", status=409)
                 await asyncio.sleep(POLL_S)
             view = await self.database.write(_commit, wanted, self.bases, self.clock())
         finally:
-            await self.database.write(_forget, wanted.revision)
+            self._waiting[wanted.revision] -= 1
+            if not self._waiting[wanted.revision]:
+                del self._waiting[wanted.revision]
+                await self.database.write(_forget, wanted.revision)
             await self.driver.settle()
         return view
 
@@ -86,7 +92,9 @@ def _prepare(session: Session, wanted: aliases.Move, until: float) -> aliases.Mo
     version = row.version if row else 0
     if wanted.expected_version is not None and wanted.expected_version != version:
         aliases.refuse_version(session, wanted, version)
-    session.merge(PrewarmRow(revision=wanted.revision, until=until))
+    # Another move may wait for the same revision, and longer.
+    held = session.get(PrewarmRow, wanted.revision)
+    session.merge(PrewarmRow(revision=wanted.revision, until=max(until, held.until if held else 0.0)))
     return replace(wanted, expected_version=version)
 
 

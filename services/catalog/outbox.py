@@ -1,7 +1,8 @@
 """The relay: publishes what committed transactions promised, in order, until the bus confirms it.
 
-In: rows of `outbox` without a publication time. Out: messages. Invariant: nothing is skipped; while the
-bus is away the rows wait, and afterwards they go out in the order in which they were written. A crash
+In: rows of `outbox` without a publication time. Out: messages. Invariant: nothing is dropped; while the
+bus is away the rows wait, and afterwards they go out in the order in which they were written. A row that
+cannot be published whatever the bus does stays, is logged, and holds up none of the others. A crash
 between a publication and its mark publishes again under the same id.
 """
 
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 from services.catalog.clock import Clock
 from services.catalog.database import Database
 from services.catalog.tables import OutboxRow
+from shared.errors import Fatal
 
 Publish = Callable[[OutboxRow], Awaitable[object]]
 
@@ -35,6 +37,7 @@ class Relay:
     def __init__(self, database: Database, publish: Publish, clock: Clock) -> None:
         self._database, self._publish, self._clock = database, publish, clock
         self._woken = asyncio.Event()
+        self._refused: set[int] = set()
 
     def wake(self) -> None:
         self._woken.set()
@@ -67,7 +70,13 @@ class Relay:
         done: list[int] = []
         try:
             for row in rows:
-                await self._publish(row)
+                try:
+                    await self._publish(row)
+                except Fatal as error:
+                    if row.seq not in self._refused:
+                        _log.error("row %d of the outbox (%s %s) stays behind: %s", row.seq, row.type, row.ce_id, error)
+                    self._refused.add(row.seq)
+                    continue
                 done.append(row.seq)
         finally:
             if done:

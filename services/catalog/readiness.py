@@ -14,8 +14,8 @@ from shared.residency import REPLICA_TTL_S, Replica
 
 @dataclass(frozen=True)
 class Readiness:
-    """`ready`: revision → replicas; `failed`: revision → why, only where no replica has it ready.
-    `max_rank`: base → the smallest maximum among its replicas."""
+    """`ready`: revision → replicas; `failed`: revision → why, only where every replica of its base gave
+    it up. `max_rank`: base → the smallest maximum among its replicas."""
 
     ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class Replicas:
         alive = [replica for replica, heard in self._heard.values() if at - heard <= REPLICA_TTL_S]
         ready: dict[str, tuple[str, ...]] = {}
         failed: dict[str, str] = {}
+        gave_up: dict[tuple[str, str], int] = {}
         max_rank: dict[str, int] = {}
         count: dict[str, int] = {}
         for replica in sorted(alive, key=lambda r: r.replica):
@@ -51,4 +52,7 @@ class Replicas:
                 ready[entry.revision] = (*ready.get(entry.revision, ()), replica.replica)
             for failure in replica.failed:
                 failed.setdefault(failure.revision, f"{failure.reason} (replica {replica.replica})")
-        return Readiness(ready, {r: why for r, why in failed.items() if r not in ready}, max_rank, count)
+                at_base = (replica.base, failure.revision)
+                gave_up[at_base] = gave_up.get(at_base, 0) + 1
+        hopeless = {revision for (base, revision), replicas in gave_up.items() if replicas == count[base]}
+        return Readiness(ready, {r: why for r, why in failed.items() if r in hopeless - ready.keys()}, max_rank, count)

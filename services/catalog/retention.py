@@ -23,7 +23,8 @@ def thin(session: Session, run_id: str) -> list[str]:
     revisions = dict(
         session.execute(select(RevisionRow.step, RevisionRow.revision).where(RevisionRow.run_id == run_id)).all()
     )
-    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(list(revisions.values())))))
+    of_the_run = select(RevisionRow.revision).where(RevisionRow.run_id == run_id)
+    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(of_the_run))))
     freed: list[str] = []
     for row in rows[KEPT_OF_A_RUN:]:
         revision = revisions.get(row.step)

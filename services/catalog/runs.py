@@ -12,14 +12,16 @@ from typing import Any, Literal
 
 from mint_schemas.events import RunEnded
 from mint_schemas.training import TrainRequested
+from pydantic import ValidationError
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from services.catalog import emit
+from services.catalog import datarefs, emit
 from services.catalog.lineage import trace_lineage
 from services.catalog.tables import CommandRow, EvaluationRow, PolicyRow, RevisionRow, RunRow
 from shared.bases import Base
 from shared.errors import Refused
+from shared.validation import explain
 
 ACTIVE = ("running", "evaluating", "promoting")
 ENDED = ("completed", "failed", "cancelled")
@@ -72,6 +74,7 @@ def accept(
     if scoring is not None:
         run.task_sha256, run.scorer = scoring.task_sha256, scoring.scorer
     session.add(run)
+    datarefs.keep(session, request)
     session.flush()
     emit.state_changed(session, run, None, now)
     activate(session, request.policy, bases, now)
@@ -119,14 +122,17 @@ def activate(session: Session, policy: str, bases: Mapping[str, Base], now: floa
 
 
 def _begin(session: Session, run: RunRow, bases: Mapping[str, Base], now: float) -> None:
-    request = TrainRequested.model_validate(run.request)
-    base = bases.get(request.base)
     try:
+        request = TrainRequested.model_validate(run.request)
+        base = bases.get(request.base)
         if base is None:
             raise Refused(f"base model {request.base} is not configured any more; known are {', '.join(sorted(bases))}")
         lineage = trace_lineage(session, request, base)
     except Refused as refusal:
         _close(session, run, "failed", str(refusal), now)
+        return
+    except ValidationError as error:
+        _close(session, run, "failed", f"the request is not valid any more: {'; '.join(explain(error))}", now)
         return
     run.parent, run.alias_version = lineage.parent, lineage.alias_version
     run.lora = lineage.lora.model_dump(mode="json")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint_schemas.training import Grpo, TrainRequested
+from mint_schemas.training import Grpo, Lora, TrainRequested
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -54,12 +54,13 @@ class Validator:
         base = self._bases.get(request.base)
         if base is None:
             return Checked(errors)
-        errors += limit_errors(request, base, self._readiness().max_rank.get(base.name))
         lineage: Lineage | None = None
         try:
             lineage = await self._database.read(_lineage, request, base)
         except Refused as refusal:
             errors.append(str(refusal))
+        lora = lineage.lora if lineage else request.lora
+        errors += limit_errors(request, lora, base, self._readiness().max_rank.get(base.name))
         data = await self._data(request)
         errors += data.errors
         if errors or lineage is None:
@@ -138,13 +139,13 @@ def _foreign(body: Mapping[str, Any], tenant: str | None) -> list[str]:
     return [f"policy: {policy[:130]!r} is not of your tenant; policies of yours are named {tenant}/…"]
 
 
-def limit_errors(request: TrainRequested, base: Base, engine_rank: int | None) -> list[str]:
-    """What the base model or its engines cannot do."""
+def limit_errors(request: TrainRequested, lora: Lora, base: Base, engine_rank: int | None) -> list[str]:
+    """What the base model or its engines cannot do. `lora`: the parent's, where the run continues one."""
     errors = []
     most = base.max_rank if engine_rank is None else min(base.max_rank, engine_rank)
-    if request.lora.rank > most:
-        errors.append(f"lora.rank: {request.lora.rank} is above the maximum of {most} for {base.name}")
-    unknown = sorted(set(request.lora.target_modules) - set(base.target_modules))
+    if lora.rank > most:
+        errors.append(f"lora.rank: {lora.rank} is above the maximum of {most} for {base.name}")
+    unknown = sorted(set(lora.target_modules) - set(base.target_modules))
     if unknown:
         errors.append(
             f"lora.target_modules: {', '.join(unknown)} cannot be trained on {base.name}; "

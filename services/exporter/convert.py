@@ -69,6 +69,7 @@ def _check_state(command: ExportRequested, state: TrainingState, host: Host) -> 
     lora = command.lora
     for what, found, wanted in (
         ("policy", state.policy, command.policy),
+        ("run_id", state.run_id, command.run_id),
         ("base", state.base, command.base),
         ("base_sha256", state.base_sha256, host.base_sha256),
         ("step", state.step, command.step),

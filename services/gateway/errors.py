@@ -92,6 +92,8 @@ def problem_of(error: Exception, request_id: str) -> Problem:
 def _in_words(errors: Sequence[Any]) -> list[str]:
     if _no_json(errors):
         return [f"the body is not JSON: {errors[0].get('ctx', {}).get('error', errors[0]['msg'])}"]
+    if errors and isinstance(errors[0].get("input"), bytes):
+        return ["the body was not read as JSON: send it with the header content-type: application/json"]
     return in_words([{**error, "loc": _field(error["loc"])} for error in errors])
 
 

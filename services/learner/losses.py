@@ -93,5 +93,5 @@ def trajectory_coefficients(lengths: Sequence[int], aggregation: str, max_tokens
     if aggregation == "token":
         return [1.0 / max(sum(lengths), 1)] * count
     if aggregation == "dr_grpo":
-        return [1.0 / (count * max_tokens)] * count
+        return [1.0 / (count * max_tokens) for _ in lengths]
     raise ValueError(f"unknown aggregation {aggregation!r}; known are grpo, token, dr_grpo")

@@ -96,6 +96,11 @@ class SlotTable:
         self._slots.move_to_end(policy)
         return slot
 
+    def find(self, policy: str, shape: SlotShape) -> Slot | None:
+        """The policy's slot if it has one of this shape; unlike `acquire` it creates and evicts nothing."""
+        slot = self._slots.get(policy)
+        return slot if slot is not None and slot.shape == shape else None
+
     def drop(self, policy: str) -> None:
         """Free a policy's slot. Unknown: no-op."""
         slot = self._slots.pop(policy, None)

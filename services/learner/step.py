@@ -24,7 +24,7 @@ from services.learner.sft import sft_rows, step_chats
 from services.learner.workbench import Workbench
 from shared.catalog.api import UpdateResult
 from shared.errors import Fatal
-from shared.rl.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE, PROBE_FILE, STATE_FILE
+from shared.rl.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE, STATE_FILE, TrainingState, read_state
 from shared.rl.record import RolloutRecord
 from shared.store.port import ObjectStore
 from shared.telemetry import span, spans
@@ -81,11 +81,13 @@ class UpdateJob:
     async def _start(self, command: UpdateRequested) -> dict[str, bytes] | None:
         if command.start is None:
             return None
-        missing = {ADAPTER_FILE, STATE_FILE} - command.start.files.keys()
+        needed = {ADAPTER_FILE, STATE_FILE} | (set() if command.fresh_optimizer else {OPTIMIZER_FILE})
+        missing = needed - command.start.files.keys()
         if missing:
             raise Fatal(f"the training checkpoint of step {command.start.step} has no {', '.join(sorted(missing))}")
-        unread = {PROBE_FILE} | ({OPTIMIZER_FILE} if command.fresh_optimizer else set())
-        return {name: await self._store.get(ref) for name, ref in command.start.files.items() if name not in unread}
+        files = {name: await self._store.get(command.start.files[name]) for name in sorted(needed)}
+        _check_start(command, command.start, read_state(files[STATE_FILE]))
+        return files
 
     async def _rows(self, command: UpdateRequested, bench: Workbench) -> StepRows:
         match command.method:
@@ -98,6 +100,12 @@ class UpdateJob:
     async def _record(self, command: UpdateRequested, bench: Workbench) -> RolloutRecord:
         if command.record is None:
             raise Fatal(f"step {command.step} of method grpo names no rollout record")
+        if (command.epoch, command.minibatch) != (0, 0):
+            # lp_old is the learner's own logprob of now, so a second pass over a record would have ratio 1 again
+            raise Fatal(
+                f"step {command.step} asks for epoch {command.epoch}, minibatch {command.minibatch} of its record; "
+                "this learner makes one step of a whole record (0, 0)"
+            )
         try:
             record = await asyncio.to_thread(RolloutRecord.from_bytes, await self._store.get(command.record))
         except (ValueError, OSError, EOFError) as error:
@@ -111,3 +119,16 @@ class UpdateJob:
             if found != wanted:
                 raise Fatal(f"the rollout record is of {what} {found}, the command of {wanted}")
         return record
+
+
+def _check_start(command: UpdateRequested, start: CheckpointRef, state: TrainingState) -> None:
+    """A run goes on from its own step before; only its first step may start elsewhere."""
+    if state.step != start.step:
+        raise Fatal(f"the training checkpoint of step {start.step} says that it is of step {state.step}")
+    if command.fresh_optimizer:
+        return
+    if (state.run_id, state.policy, state.step) != (command.run_id, command.policy, command.step - 1):
+        raise Fatal(
+            f"step {command.step} of run {command.run_id} of {command.policy} cannot go on from step {state.step} "
+            f"of run {state.run_id} of {state.policy}"
+        )

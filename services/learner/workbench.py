@@ -56,8 +56,8 @@ class Workbench:
         """Whether the policy's slot is in the state that the command starts from, optimizer included."""
         if command.start is None or command.fresh_optimizer:
             return False
-        slot = self._slots.acquire(command.policy, _shape(command))
-        return slot.holds == checkpoint.identity(command.start)
+        slot = self._slots.find(command.policy, _shape(command))
+        return slot is not None and slot.holds == checkpoint.identity(command.start)
 
     def step(
         self, command: UpdateRequested, start: Mapping[str, bytes] | None, rows: StepRows, check: Check

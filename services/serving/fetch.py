@@ -54,8 +54,13 @@ class AdapterFiles:
 
     def on_disk(self) -> list[str]:
         """The adapter digests on disk, least recently used first."""
-        found = [path for path in self.root.iterdir() if not path.name.startswith(PARTIAL)]
-        return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+        found = []
+        for path in self.root.iterdir():
+            # Another thread may be removing it just now.
+            with contextlib.suppress(FileNotFoundError):
+                if not path.name.startswith(PARTIAL):
+                    found.append((path.stat().st_mtime, path.name))
+        return [name for _, name in sorted(found)]
 
     async def _fetch(self, manifest: Manifest, directory: Path) -> None:
         partial = self.root / f"{PARTIAL}{uuid.uuid4().hex}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,11 @@ from services.serving.residency import Residency
 from services.serving.sampling import Sampler
 from services.serving.supervise import Supervisor
 from shared.bases import Base
-from shared.engine.port import Capabilities, EngineDead, EngineError, ResidentAdapter
+from shared.engine.port import Capabilities, EngineDead, ResidentAdapter
 from shared.residency import FailedRevision, ReadyRevision, Replica
 from shared.telemetry.metrics import LOADS_WAITING, RESIDENT
+
+logger = logging.getLogger(__name__)
 
 ANNOUNCED_FAILURES = 50
 """Newest first: an announcement is one key-value message and stays small."""
@@ -109,7 +112,8 @@ class Status:
             return []
         try:
             return await engine.resident()
-        except EngineError as error:
-            if isinstance(error, EngineDead):
-                self._supervisor.dead(engine)
-            return []
+        except EngineDead:
+            self._supervisor.dead(engine)
+        except Exception as error:
+            logger.warning("the engine does not say what is resident: %r", error)
+        return []

@@ -128,6 +128,9 @@ async def _look(engine: InferenceEngine) -> EngineError | None:
         return error
     except TimeoutError:
         return EngineDead(f"it did not answer for {HUNG_S:.0f} s")
+    except Exception as error:
+        # Whatever an engine raises, the watch over it must not end.
+        return EngineError(f"it cannot say what is resident: {error!r}")
     return None
 
 

@@ -46,6 +46,14 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "eva_config": (None,),
     "corda_config": (None,),
     "layer_replication": (None, []),
+    # Other initialisations (PiSSA, OLoRA, LoftQ …) change the base's weights too.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "alora_invocation_tokens": (None,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
 }
 
 

@@ -86,7 +86,7 @@ class LoopEngine:
         self._check_open()
         check_request(request, self._has, self._model.vocab_size)
         with ExitStack() as held:
-            handle = held.enter_context(self._shelf.hold(request.revision)) if request.revision else None
+            handle = held.enter_context(self._shelf.hold(request.revision)) if request.revision is not None else None
             job = Job(request, handle, sequence_seeds(request.seed, request.n))
             self._enqueue(job)
             try:

@@ -97,6 +97,8 @@ async def test_what_is_not_loaded_is_never_answered_by_the_base(rig: Rig) -> Non
     with pytest.raises(NotResident, match="acme/p@1"):
         await rig.ask("acme/p@1")
     with pytest.raises(NotResident):
+        await rig.ask("")
+    with pytest.raises(NotResident):
         await rig.engine.pin("acme/p@1", True)
     await rig.engine.unload("acme/p@1")
 

@@ -24,6 +24,7 @@ from tests.tiny import TINY_NAME, TINY_TOKEN
 TRAIN = "mint.v1.train.requested"
 SUBJECT = f"{TRAIN}.{TINY_TOKEN}"
 SOURCE = f"test/{uuid.uuid4()}"
+JSON = {"content-type": "application/json"}
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -55,7 +56,7 @@ def refs(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Refs:
 @pytest.mark.parametrize("name", BAD)
 def test_refused_by_http(http: httpx.Client, refs: Refs, name: str) -> None:
     make, words = BAD[name]
-    answer = http.post("/mint/v1/runs", content=text_of(make(refs)))
+    answer = http.post("/mint/v1/runs", content=text_of(make(refs)), headers=JSON)
     assert answer.status_code == 422
     message = answer.json()["error"]["message"]
     assert [word for word in words if word not in message] == [], message
@@ -211,7 +212,7 @@ RUNAWAY = {"kind": "regex", "pattern": r"(?s)^(.|..)+(?!)"}
 def test_a_reward_that_fails_fails_the_run_and_the_policy_serves_on(
     shared_stack: StackProcess, http: httpx.Client
 ) -> None:
-    policy = "good/rewarded"
+    policy = f"good/rewarded-{uuid.uuid4().hex[:8]}"
     runaway = grpo(task={"kind": "arithmetic", "reward": RUNAWAY}, max_tokens=64) | {"policy": policy}
 
     async def publish_both() -> Bus:
@@ -264,6 +265,6 @@ def test_a_prompt_that_is_too_long_is_400(http: httpx.Client) -> None:
     [b"{half", b"", b"[1]", b'"text"', b"\xff\xfe", nested(500), nested(5000), b'{"model": "\\ud800"}'],
 )
 def test_a_malformed_body_is_refused_and_says_why(http: httpx.Client, path: str, content: bytes) -> None:
-    answer = http.post(path, content=content, headers={"content-type": "application/json"})
+    answer = http.post(path, content=content, headers=JSON)
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["message"]

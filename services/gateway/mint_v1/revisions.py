@@ -25,7 +25,7 @@ from shared.catalog.api import RevisionView
 
 __all__ = ["revision_archive", "revision_manifest", "show_revision"]
 
-Number = Annotated[int, PathParameter(ge=1)]
+Number = Annotated[int, PathParameter(ge=1, le=999_999_999)]
 
 
 async def show_revision(

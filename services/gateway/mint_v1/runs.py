@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from mint_schemas.common import FileRef
@@ -18,7 +18,7 @@ from shared.rl.record import RolloutRecord
 __all__ = ["Cancel", "cancel_run", "list_runs", "rollout_record", "run_journal", "show_run"]
 
 ROLLOUT = "mint.v1.rollout.completed"
-State = Annotated[str | None, Query(pattern="^(queued|running|evaluating|promoting|completed|failed|cancelled)$")]
+State = Literal["queued", "running", "evaluating", "promoting", "completed", "failed", "cancelled"]
 
 
 class Cancel(BaseModel):
@@ -31,7 +31,7 @@ async def list_runs(
     caller: Caller,
     tenant: str | None = None,
     policy: PolicyName | None = None,
-    state: State = None,
+    state: State | None = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Page[RunView]:
@@ -45,7 +45,7 @@ async def show_run(run_id: str, gateway: Here, caller: Caller) -> RunView:
 
 
 async def run_journal(
-    run_id: str, gateway: Here, caller: Caller, after: Annotated[int, Query(ge=0)] = 0
+    run_id: str, gateway: Here, caller: Caller, after: Annotated[int, Query(ge=0, lt=2**63)] = 0
 ) -> list[JournalEntry]:
     """Every fact of the run behind number `after`, in order."""
     await owned_run(gateway, caller, run_id)

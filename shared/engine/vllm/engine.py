@@ -142,7 +142,7 @@ class VllmEngine:
             )
             check_report(report, manifest, self._has.dtype)
         except BaseException:
-            with suppress(EngineDead):
+            with suppress(EngineError):
                 await self._call(self._llm.remove_lora(handle))
             raise
         self._requests[handle] = lora
@@ -244,7 +244,8 @@ class VllmEngine:
             raise EngineDead("vLLM's engine process is gone; restart the engine")
 
     async def _call(self, work: Awaitable[R]) -> R:
-        """An answer of the engine process, or EngineDead when it dies instead of answering."""
+        """An answer of the engine process. Raises EngineDead when it dies instead of answering, and
+        EngineError for what the call itself raised there (vLLM sends it as a bare Exception)."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -254,6 +255,10 @@ class VllmEngine:
             return task.result()
         except EngineDeadError as error:
             raise EngineDead("vLLM's engine process is gone; restart the engine") from error
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"a call of vLLM's engine process failed: {error}") from error
         finally:
             task.cancel()
 

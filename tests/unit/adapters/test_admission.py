@@ -198,6 +198,8 @@ def test_values_that_are_not_finite(tmp_path: Path, base: Base, host: Host, valu
         ({"trainable_token_indices": [5]}, "trainable_token_indices"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4'"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"r": 4}, "r=4 in adapter_config.json, 8 in the manifest"),
         ({"lora_alpha": 4}, "lora_alpha=4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 
 import httpx
@@ -97,6 +98,11 @@ async def test_pages_hold_every_row_once(lab: Lab, api: Api) -> None:
     page3 = await api.client.policies(limit=4, cursor=page2.next_cursor)
     assert [*names, *(p.policy for p in page3.items)] == ["acme/late", *(f"acme/p{n}" for n in range(5))]
     assert (await _refusal(api.client.runs(cursor="%%%"))).status == 400
+
+
+async def test_a_cursor_of_no_list_is_refused(api: Api) -> None:
+    for cursor in ("!", "eA", base64.urlsafe_b64encode(b"9" * 30).decode()):
+        assert (await _refusal(api.client.runs(cursor=cursor))).status == 400
 
 
 async def test_refusals_have_a_code_and_words(api: Api) -> None:

@@ -123,5 +123,7 @@ def test_silent_replicas_have_nothing_ready() -> None:
     later = replicas.now(116.0)
     assert later.ready == {}
     assert later.failed == {"p/q@1": "no (replica b)"}
+    replicas.heard("c", _replica("c"), 116.0)
+    assert replicas.now(116.0).failed == {}, "another replica of the base may still load it"
     replicas.gone("b")
     assert replicas.now(116.0).failed == {}

@@ -152,6 +152,12 @@ async def test_lora_is_inherited_or_must_agree(lab: Lab, validator: Validator) -
     assert "acme/adder@1 has rank=4 (asked: 8)" in error
 
 
+async def test_an_inherited_rank_is_held_against_the_engines_too(lab: Lab, store: MemoryStore) -> None:
+    lab.finish(lab.request(sft(steps=1, lora={"rank": 16})))
+    small = Validator(lab.database, store, BASES, lambda: Readiness(max_rank={"tiny/llama": 8}))
+    assert (await small.check(sft())).errors == ["lora.rank: 16 is above the maximum of 8 for tiny/llama"]
+
+
 async def test_a_parent_or_policy_of_another_base_is_refused(lab: Lab, validator: Validator) -> None:
     lab.finish(lab.request(sft(steps=1)))
     other = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -5,6 +5,7 @@ Whether the arguments do what they are for is the contract suite's matter; here 
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import math
 import warnings
@@ -17,7 +18,7 @@ import torch
 
 from shared.adapters.host import host_of
 from shared.bases import Base
-from shared.engine.port import SamplingSettings
+from shared.engine.port import EngineDead, EngineError, SamplingSettings
 from shared.engine.settings import EngineSettings
 from tests.serving_kit import make_base
 
@@ -34,8 +35,8 @@ def vllm() -> Any:
         warnings.simplefilter("ignore")
         from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-        from shared.engine.vllm import grouped, start, translate
-    return SimpleNamespace(grouped=grouped, start=start, translate=translate, punica=PunicaWrapperCPU)
+        from shared.engine.vllm import engine, grouped, start, translate
+    return SimpleNamespace(engine=engine, grouped=grouped, start=start, translate=translate, punica=PunicaWrapperCPU)
 
 
 @pytest.fixture
@@ -120,3 +121,20 @@ def test_other_operators_are_not_replaced(vllm: Any) -> None:
     wrapper = Newer.__new__(Newer)
     with pytest.raises(TypeError, match="grouped ones replace PunicaWrapperCPU only"):
         vllm.grouped.install(SimpleNamespace(punica_wrapper_mapping={"model": wrapper}))
+
+
+async def test_what_a_call_raised_in_the_worker_is_an_engine_error(vllm: Any, base: Base) -> None:
+    """vLLM hands it over as a bare Exception; a load is then tried again and given up, never for ever."""
+
+    async def failed() -> None:
+        raise Exception("Call to collective_rpc method failed: no space left")
+
+    llm = SimpleNamespace(errored=False)
+    started = vllm.start.Started(llm, children=None, record=Path(), group=False, zero=None)
+    has = SimpleNamespace(max_resident=2)
+    engine = vllm.engine.VllmEngine(started, host_of(base), has, vocab_size=9)
+    with pytest.raises(EngineError, match="no space left"):
+        await engine._call(failed())
+    llm.errored = True
+    with pytest.raises(EngineDead):
+        await engine._call(asyncio.sleep(60))

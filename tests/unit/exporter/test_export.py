@@ -181,6 +181,7 @@ async def test_a_checkpoint_of_something_else_is_refused(store):
         ({"rank": 8}, "rank is 8, the export asks for 4"),
         ({"use_rslora": True}, "use_rslora"),
         ({"step": 2}, "step is 2"),
+        ({"run_id": "other"}, "run_id is 'other'"),
         ({"format": 9}, "format 9"),
     ):
         with pytest.raises(Fatal, match=reason):

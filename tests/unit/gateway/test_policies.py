@@ -112,6 +112,7 @@ async def test_revisions_moves_and_scores(kit: Kit) -> None:
         assert (await http.get("/mint/v1/evaluations")).status_code == 400
         assert (await http.get("/mint/v1/evaluations", params={"revision": "x"})).status_code == 422
         assert (await http.get("/mint/v1/policies/acme/adder/moves")).json() == []
+        assert (await http.get(f"/mint/v1/revisions/acme/adder/{10**12}")).status_code == 422
     assert [item["number"] for item in page["items"]] == [2, 1]
     assert page["next_cursor"] == "1"
     assert [score["policy"] for score in scores] == ["acme/adder"]

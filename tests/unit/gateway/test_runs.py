@@ -145,6 +145,14 @@ async def test_bad_requests_are_refused_at_the_edge_in_words(kit: Kit, change: d
     assert kit.bus.published == []
 
 
+async def test_a_body_that_does_not_say_it_is_json_is_told_so(kit: Kit) -> None:
+    async with kit.http() as http:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        answer = await http.post("/mint/v1/runs", content=json.dumps(REQUEST), headers=form)
+    assert answer.status_code == 422
+    assert "content-type: application/json" in answer.json()["error"]["message"]
+
+
 async def test_a_learning_rate_of_nan_is_refused(kit: Kit) -> None:
     method = {**REQUEST["method"], "optimizer": {"learning_rate": float("nan")}}
     text = json.dumps(REQUEST | {"method": method})

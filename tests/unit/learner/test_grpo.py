@@ -66,8 +66,10 @@ def test_the_denominator_counts_the_rows_that_are_left():
     assert alone.data[0].coefficients == beside.data[0].coefficients
 
 
-def test_a_record_that_teaches_nothing_leaves_no_rows():
-    assert grpo_rows(record(group("same", trajectory((7,), 0.0), trajectory((8,), 0.0))), METHOD).data == []
+@pytest.mark.parametrize("aggregation", ["grpo", "token", "dr_grpo"])
+def test_a_record_that_teaches_nothing_leaves_no_rows(aggregation):
+    method = METHOD.model_copy(update={"loss_aggregation": aggregation})
+    assert grpo_rows(record(group("same", trajectory((7,), 0.0), trajectory((8,), 0.0))), method).data == []
 
 
 def test_a_group_that_is_none_is_refused_by_its_prompt():

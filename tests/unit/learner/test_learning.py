@@ -23,7 +23,7 @@ from tests.unit.learner.learning import Player
 
 TASK = ArithmeticTask(kind="arithmetic")
 GRPO = Grpo(kind="grpo", task=TASK, steps=12, max_tokens=4)
-HELD_OUT = 128
+HELD_OUT = 256
 
 
 def _go_on() -> None:
@@ -37,7 +37,7 @@ async def _no_file(ref: object) -> bytes:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_eight_sft_steps_pass_a_third_of_held_out_sums_and_grpo_starts_in_step() -> None:
-    """The base scores about 0; 8 steps of 32 rows at 2e-3, rank 8 → above 0.3, with the loss falling.
+    """The base scores about 0; 8 steps of 32 rows at 1e-3, rank 8 → above 0.3, with the loss falling.
     GRPO's first record then has ratio near 1: sampler and learner compute one distribution."""
     directory = convert(Path(os.environ.get("MINT_CACHE", "~/.cache/mint")).expanduser() / "bases" / "smollm2-135m")
     base = ResidentBase(directory, "bfloat16")
@@ -54,7 +54,7 @@ def test_eight_sft_steps_pass_a_third_of_held_out_sums_and_grpo_starts_in_step()
     for step in range(1, 9):
         rows = sft_rows(step_chats(demonstrations(task), 0, step, 32), codec, 1024)
         losses.append(trainer.forward_backward(slot, rows.data, rows.call, _go_on).loss)
-        trainer.optim_step(slot, AdamParams(2e-3, eps=1e-8, grad_clip_norm=1.0))
+        trainer.optim_step(slot, AdamParams(1e-3, eps=1e-8, grad_clip_norm=1.0))
     player = Player(base, slots, codec, task)
     assert sum(losses[-2:]) < 0.5 * sum(losses[:2])
     assert player.score(slot, HELD_OUT) > 0.3

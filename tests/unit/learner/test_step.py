@@ -99,9 +99,10 @@ async def test_a_restored_run_continues_to_the_same_bytes(learner, store):
     without = CheckpointRef(
         files={n: r for n, r in half.checkpoint.files.items() if n != "optimizer.safetensors"}, step=2
     )
-    afresh = await run(learner(), store, 3, 4, start=without)
-    assert digests(afresh.checkpoint)["adapter.safetensors"] != digests(whole.checkpoint)["adapter.safetensors"]
-    assert afresh.metrics["optimizer_step"] == 2.0
+    with pytest.raises(Fatal, match=r"of step 2 has no optimizer\.safetensors"):
+        await run(learner(), store, 3, start=without)
+    afresh = await run(learner(), store, 3, start=without, fresh_optimizer=True)
+    assert afresh.metrics["optimizer_step"] == 1.0
 
 
 async def test_a_redelivered_step_is_applied_once(learner, store):
@@ -233,6 +234,23 @@ async def test_a_step_with_no_rows_left_is_recorded_as_skipped(learner, store):
 async def test_a_record_of_something_else_is_refused(learner, store, changes, reason):
     with pytest.raises(Fatal, match=reason):
         await run(learner(), store, 1, method=GRPO, record=await put_record(store, [1.0, 0.0], **changes))
+
+
+async def test_a_step_goes_on_from_its_own_run_and_the_step_before(learner, store):
+    first = await run(learner(), store, 1)
+    for changes, reason in (
+        ({"step": 3}, "step 3 of run run of acme/a cannot go on from step 1 of run run of acme/a"),
+        ({"step": 2, "run_id": "other"}, "from step 1 of run run"),
+        ({"step": 2, "policy": "acme/z"}, "of acme/z cannot go on from"),
+        ({"step": 2, "start": CheckpointRef(files=first.checkpoint.files, step=7)}, "of step 7 says .* of step 1"),
+    ):
+        with pytest.raises(Fatal, match=reason):
+            await run(learner(), store, changes.pop("step"), **{"start": first.checkpoint, **changes})
+
+
+async def test_a_second_pass_over_a_record_is_refused_not_made_as_a_first(learner, store):
+    with pytest.raises(Fatal, match="asks for epoch 1, minibatch 0"):
+        await run(learner(), store, 1, method=GRPO, record=await put_record(store, [1.0, 0.0]), epoch=1)
 
 
 async def test_what_does_not_fit_is_fatal_with_the_reason(learner, store):

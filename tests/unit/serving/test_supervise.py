@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.serving.errors import EngineDown, LoadFailed, Problem
+from shared.engine.port import ResidentAdapter
 from shared.errors import Fatal
 from tests.serving_kit import Stage, ask, make_base, running, tokens, until
 
@@ -122,3 +123,17 @@ async def test_an_engine_that_contradicts_itself_once_is_kept_and_twice_is_resta
         stage.controls.doubts = 2
         await until(lambda: len(stage.controls.engines) == 2)
         await until(lambda: replica.healthy() is None)
+
+
+async def test_an_engine_that_raises_anything_is_still_watched(stage: Stage) -> None:
+    """vLLM's worker answers a failed call with a bare Exception; the watch and the gauges go on."""
+
+    async def broken() -> list[ResidentAdapter]:
+        raise RuntimeError("Call to list_loras method failed")
+
+    async with running(stage.replica()) as replica:
+        stage.controls.engines[-1].resident = broken  # type: ignore[method-assign]
+        assert (await replica.status.report())["memory"] == []
+        await until(lambda: len(stage.controls.engines) == 2)
+        await until(lambda: replica.healthy() is None)
+        assert await tokens(replica, ask())
