@@ -15,6 +15,11 @@ class Retryable(MintError):
         self.delay_s = delay_s
 
 
+class Outage(Retryable):
+    """A part of the system does not answer. It says nothing about the work that met it, so a command is
+    given back without a take counted against it."""
+
+
 class Fatal(MintError):
     """Will not go away: dead-lettered with this message as the reason, and the run fails with it."""
 

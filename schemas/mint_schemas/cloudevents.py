@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-__all__ = ["Envelope", "decode", "headers_for", "run_id_for"]
+__all__ = ["MAX_NAME", "Envelope", "decode", "headers_for", "run_id_for"]
+
+MAX_NAME = 512
+"""Characters of a ce-id or ce-source."""
 
 RUN_NAMESPACE = uuid.UUID("8f6f2f0e-5a39-5d61-9f5e-6d1c5a0e7b11")
 
@@ -59,8 +62,8 @@ def decode(headers: Mapping[str, str] | None) -> Envelope:
     if found["ce-specversion"] != "1.0":
         raise ValueError(f"ce-specversion is {found['ce-specversion']!r}; only '1.0' is understood")
     for name in ("ce-id", "ce-source"):
-        if len(found[name]) > 512:
-            raise ValueError(f"header {name} has {len(found[name])} characters; at most 512 are allowed")
+        if len(found[name]) > MAX_NAME:
+            raise ValueError(f"header {name} has {len(found[name])} characters; at most {MAX_NAME} are allowed")
     return Envelope(
         type=found["ce-type"],
         source=found["ce-source"],

@@ -22,7 +22,8 @@ def data_reader(store: ObjectStore, tenant: str) -> Callable[[FileRef], Awaitabl
     """Reads data of one tenant, verified. Raises DataProblem, and Retryable when the store is away."""
 
     async def read(ref: FileRef) -> bytes:
-        if not ref.key.startswith(keys.data(tenant, "")):
+        # A store that cleans its paths would take "data/mine/../yours/x" for another tenant's file.
+        if not ref.key.startswith(keys.data(tenant, "")) or not {"", ".", ".."}.isdisjoint(ref.key.split("/")):
             raise DataProblem(
                 f"{ref.key} is no data of tenant {tenant}; its keys begin with {keys.data(tenant, '')}, "
                 "upload with `mint data put FILE` and use the reference that it prints"

@@ -54,9 +54,9 @@ class Mover:
 
     async def _when_ready(self, wanted: aliases.Move, timeout_s: float) -> AliasView:
         deadline = self.clock() + timeout_s
-        wanted = await self.database.write(_prepare, wanted, deadline)
         self._waiting[wanted.revision] += 1
         try:
+            wanted = await self.database.write(_prepare, wanted, deadline)
             await self.driver.settle()
             while (missing := self._missing(wanted.revision)) is not None:
                 if self.clock() >= deadline:

@@ -70,6 +70,11 @@ def engine_factory(settings: ServingSettings, base: Base, options: Options) -> C
         return create_engine(settings.serving_engine, base, engine)
 
     async def create() -> InferenceEngine:
-        return await asyncio.to_thread(start)
+        try:
+            return await asyncio.to_thread(start)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, and nobody waits for its engine: its children would outlive us.
+            end_orphans(engine.state_dir / RECORD_FILE)
+            raise
 
     return create

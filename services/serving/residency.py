@@ -82,8 +82,9 @@ class Residency:
     async def want(self, desired: Desired) -> None:
         """Take over what the catalog wants: the most urgent `capacity` revisions; one place at least
         stays unpinned, so that a cold load always finds room."""
-        ordered = sorted(desired.entries, key=lambda entry: entry.priority)
-        self._wanted = {entry.revision: entry.adapter_sha256 for entry in ordered[: self._limits.capacity]}
+        # What does not fit is not pinned either: it would hold the place of something more urgent.
+        ordered = sorted(desired.entries, key=lambda entry: entry.priority)[: self._limits.capacity]
+        self._wanted = {entry.revision: entry.adapter_sha256 for entry in ordered}
         pins = [entry.revision for entry in ordered if entry.pinned]
         self._pinned = set(pins[: max(self._limits.capacity - 1, 0)])
         await self._pin_residents()

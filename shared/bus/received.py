@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mint_schemas import Envelope, decode
+from mint_schemas.cloudevents import MAX_NAME
 from pydantic import BaseModel, ValidationError
 
 from shared.errors import Fatal
@@ -112,5 +113,9 @@ def _dead_envelope(headers: Mapping[str, str]) -> Envelope:
     try:
         return decode(headers)
     except ValueError:
+        found = {key.lower(): value for key, value in headers.items()}
         type_ = headers.get(DEAD_SUBJECT, "unknown").rsplit(".", 1)[0]
+        source, id_ = found.get("ce-source", ""), found.get("ce-id", "")
+        if source and id_ and len(source) <= MAX_NAME and len(id_) <= MAX_NAME:
+            return Envelope(type=type_, source=source, id=id_, time="")
         return Envelope(type=type_, source="unknown", id=headers.get("Nats-Msg-Id", "unknown"), time="")

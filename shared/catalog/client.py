@@ -1,6 +1,6 @@
 """The catalog's internal HTTP API from the outside: one method per route of `shared/catalog/api.py`.
 
-A catalog that does not answer is Retryable; an answer that refuses is Refused with the catalog's own
+A catalog that does not answer is an Outage; an answer that refuses is Refused with the catalog's own
 code, words and near matches.
 """
 
@@ -14,7 +14,7 @@ import httpx
 from mint_schemas import FileRef, parse_reference
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from shared.errors import Fatal, Refused, Retryable
+from shared.errors import Fatal, Outage, Refused
 from shared.telemetry import current_traceparent
 
 from . import api
@@ -27,7 +27,7 @@ _PREFIX = "/internal/v1"
 
 
 class CatalogClient:
-    """Safe to use from many tasks; `close` it once. Every method raises Retryable or Refused."""
+    """Safe to use from many tasks; `close` it once. Every method raises Outage or Refused."""
 
     def __init__(self, url: str, timeout_s: float = 10.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url = url
@@ -145,7 +145,7 @@ class CatalogClient:
                 timeout=timeout_s if timeout_s is not None else httpx.USE_CLIENT_DEFAULT,
             )
         except httpx.HTTPError as error:
-            raise Retryable(f"the catalog at {self._url} does not answer: {type(error).__name__} {error}") from error
+            raise Outage(f"the catalog at {self._url} does not answer: {type(error).__name__} {error}") from error
         if response.is_error:
             raise _refusal(self._url, response)
         try:
@@ -154,13 +154,13 @@ class CatalogClient:
             raise Fatal(f"the catalog answered {method} {path} with what this build does not know: {error}") from error
 
 
-def _refusal(url: str, response: httpx.Response) -> Refused | Retryable:
+def _refusal(url: str, response: httpx.Response) -> Refused | Outage:
     try:
         body = api.ErrorBody.model_validate(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         body = api.ErrorBody(code="unknown", message=response.text[:500] or response.reason_phrase)
     if response.status_code >= 500:
-        return Retryable(f"the catalog at {url} answered {response.status_code}: {body.message}")
+        return Outage(f"the catalog at {url} answered {response.status_code}: {body.message}")
     return Refused(body.message, body.code, body.near, response.status_code)
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from shared.bus.bus import Bus
 from shared.engine.port import SampleChunk, SampleRequest
-from shared.errors import Refused, Retryable
+from shared.errors import Outage, Refused, Retryable
 from shared.residency import Replica
 from shared.sampling import wire
 from shared.sampling.collect import collect
@@ -109,7 +109,7 @@ class RemoteSampler:
                 trouble = error
         if trouble is not None:
             raise trouble
-        raise Retryable(f"no serving replica of {base} is alive; start one, or wait until it announces itself")
+        raise Outage(f"no serving replica of {base} is alive; start one, or wait until it announces itself")
 
     def _pick(self, base: str, revision: str | None, tried: set[str]) -> Replica | None:
         alive = [replica for replica in self.directory.replicas(base) if replica.replica not in tried]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from mint_schemas.common import FileRef
 
-from shared.errors import Fatal, Retryable
+from shared.errors import Fatal, Outage, Retryable
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BytesDiffer(Retryable):
     """What was read does not have the size or sha256 of its reference (cut download, corruption)."""
 
 
-class StoreUnavailable(Retryable):
+class StoreUnavailable(Outage):
     """The store did not answer."""
 
 

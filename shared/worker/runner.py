@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from shared.bus import Received, command_durable
 from shared.catalog import api
-from shared.errors import Fatal, MintError, Refused, Retryable
+from shared.errors import Fatal, MintError, Outage, Refused, Retryable
 from shared.telemetry import current_traceparent, log, log_fields, span, spans
 from shared.telemetry.metrics import JOB_SECONDS, LEASES_LOST
 
@@ -115,8 +115,8 @@ class Runner(Generic[C]):
                 raise Retryable(str(error)) from error
             log(_log, logging.INFO, "dropped: the run is over")
             return
-        except asyncio.CancelledError:
-            # A shutdown is no failure; the next worker need not wait for the lease to run out.
+        except (asyncio.CancelledError, Outage):
+            # A shutdown or an outage is no failure; the next worker need not wait for the lease to run out.
             await self._release(request)
             raise
         except Exception as error:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from shared.engine.children import ChildRecord, end_orphans
+from services.serving.app import engine_factory
+from services.serving.config import ServingSettings
+from services.serving.replica import Options
+from services.serving.residency import Limits
+from shared.ending import end
+from shared.engine.children import RECORD_FILE, ChildRecord, end_orphans
 from shared.errors import Fatal
+from tests.serving_kit import make_base
 
 PARENT = """
 import subprocess, sys, time
@@ -91,3 +99,27 @@ def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(Fatal, match=r"children\.json"):
         end_orphans(path)
+
+
+async def test_a_shutdown_during_the_start_leaves_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes up to a minute in a thread that cannot be stopped; the service does not wait for it."""
+    options = Options(tmp_path, Limits(capacity=2))
+    settings = ServingSettings(serving_base="mini", data_dir=tmp_path)
+    started, go_on = threading.Event(), threading.Event()
+    children: list[subprocess.Popen[bytes]] = []
+
+    def slow_start(*_: object) -> None:
+        record = ChildRecord(tmp_path / "engine" / RECORD_FILE)
+        record.start()
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        record.stop()
+        started.set()
+        go_on.wait(20)
+
+    monkeypatch.setattr("services.serving.app.create_engine", slow_start)
+    starting = asyncio.create_task(engine_factory(settings, make_base(tmp_path / "base"), options)())  # type: ignore[arg-type]
+    assert await asyncio.to_thread(started.wait, 10)
+    await end(starting)
+    go_on.set()
+    assert _wait_gone(children[0].pid)
+    children[0].wait(5)

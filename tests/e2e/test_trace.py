@@ -149,9 +149,9 @@ def test_the_logs_of_a_run_name_its_trace_and_run(traced_stack: StackProcess) ->
 
 
 def test_each_service_has_metrics(traced_stack: StackProcess) -> None:
+    parts = traced_stack.status()["services"]
     for name in SERVICES:
-        port = traced_stack.status()["services"][name]["port"]
-        answer = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        answer = httpx.get(f"http://127.0.0.1:{parts[name]['port']}/metrics", trust_env=False)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/plain")
         samples = [line.split(" ") for line in answer.text.splitlines() if line.startswith("mint_")]

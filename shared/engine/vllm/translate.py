@@ -13,8 +13,11 @@ from shared.engine.port import FinishReason, SampleChunk, SamplingSettings
 
 def sampling_params(settings: SamplingSettings, seed: int, with_prompt: bool) -> SamplingParams:
     """One sequence. Ends at `stop_token_ids` and `max_tokens` only. `with_prompt`: sequence 0 alone
-    answers prompt logprobs."""
-    return SamplingParams(
+    answers prompt logprobs.
+
+    Raises ValueError for a temperature that vLLM would change (below 0.01) where logprobs are asked for:
+    they would be of another distribution than the caller's."""
+    params = SamplingParams(
         n=1,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
@@ -32,6 +35,12 @@ def sampling_params(settings: SamplingSettings, seed: int, with_prompt: bool) ->
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+    if settings.logprobs is not None and params.temperature != settings.temperature:
+        raise ValueError(
+            f"temperature is {settings.temperature}; with logprobs it must be 0 or at least {params.temperature} "
+            "in this engine"
+        )
+    return params
 
 
 def chunk_of(index: int, output: Any, prompt: tuple[int, ...], settings: SamplingSettings) -> SampleChunk:

@@ -19,6 +19,7 @@ from shared.errors import Fatal, Retryable
 from shared.service import Resources
 from shared.settings import CommonSettings
 from shared.store.memory import MemoryStore
+from shared.store.port import StoreUnavailable
 from shared.telemetry import current_traceparent, span
 from shared.telemetry.metrics import REGISTRY
 from shared.worker import AttemptFiles, Job, LeaseView, serve_commands
@@ -145,6 +146,24 @@ async def test_a_job_that_fails_for_good_is_dead(start: Start, catalog: CatalogD
     await eventually(lambda: empty(bus))
     letter = await jetstream(bus).get_msg("DEAD", seq=1)
     assert letter.headers["mint-dead-reason"] == "the reward of item 7 is NaN"
+
+
+async def test_an_outage_is_not_the_commands_fault(start: Start, catalog: CatalogDouble) -> None:
+    """A store or catalog that is away for long must not use up a command's takes, and so fail its run."""
+    tries: list[int] = []
+
+    async def job(command: EvaluationRequested, files: AttemptFiles, lease: LeaseView) -> EvaluationResult:
+        tries.append(lease.epoch)
+        if len(tries) == 1:
+            raise StoreUnavailable("the object store is away")
+        return await score(command, files, lease)
+
+    bus = await start(job)
+    await send(bus)
+    await eventually(lambda: empty(bus))
+    assert tries == [1, 2]
+    assert [release.failure for release in catalog.releases] == [""]
+    assert len(await evaluated(bus)) == 1
 
 
 async def test_a_job_that_may_work_later_gives_its_lease_back(start: Start, catalog: CatalogDouble) -> None:

@@ -132,6 +132,18 @@ async def test_a_dead_letter_without_headers_is_still_handed_over() -> None:
     assert received.dead_reason == "no headers"
 
 
+async def test_a_dead_letter_that_lacks_one_header_still_says_whose_it_is() -> None:
+    seen: list[Received] = []
+
+    async def handle(received: Received) -> None:
+        seen.append(received)
+
+    headers = {"ce-source": "acme/shop", "ce-id": "7", "mint-dead-reason": "no version", "mint-dead-subject": SUBJECT}
+    message = Message(data=b"{}", headers=headers, subject="mint.v1.dead.train.requested.one")
+    await Delivery(Durable("d", DEAD, (SUBJECT,)), handle, Grave())(message)
+    assert [(it.envelope.source, it.envelope.id) for it in seen] == [("acme/shop", "7")]
+
+
 async def test_heartbeats_for_as_long_as_the_handler_runs() -> None:
     async def handle(received: Received) -> None:
         await asyncio.sleep(0.35)

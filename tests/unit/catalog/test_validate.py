@@ -118,6 +118,7 @@ async def test_own_data_is_read_and_counted(validator: Validator, store: MemoryS
         (lambda ref: {**ref, "size": 3}, "the reference says 3"),
         (lambda ref: {**ref, "key": "data/other/x"}, "is no data of tenant acme"),
         (lambda ref: {**ref, "key": "attempts/x/y"}, "is no data of tenant acme"),
+        (lambda ref: {**ref, "key": f"data/acme/../other/{ref['sha256']}"}, "is no data of tenant acme"),
     ],
 )
 async def test_a_reference_that_is_wrong_is_named(

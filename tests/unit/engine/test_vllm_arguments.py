@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,15 @@ def test_each_sequence_is_a_request_with_its_seed(vllm: Any) -> None:
     other = vllm.translate.sampling_params(settings, 12, with_prompt=False)
     assert (first.n, first.seed, first.logprobs, first.prompt_logprobs) == (1, 11, 0, 0)
     assert (other.n, other.seed, other.prompt_logprobs) == (1, 12, None)
+
+
+def test_a_temperature_that_vllm_would_raise_gives_no_logprobs(vllm: Any) -> None:
+    """It samples at 0.01 whatever lies between 0 and that, and a learner would divide by what was asked for."""
+    cold = SamplingSettings(max_tokens=1, temperature=0.001, logprobs=0)
+    with pytest.raises(ValueError, match=r"temperature is 0\.001; with logprobs it must be 0 or at least 0\.01"):
+        vllm.translate.sampling_params(cold, 1, with_prompt=True)
+    for fine in (replace(cold, logprobs=None), replace(cold, temperature=0.0), replace(cold, temperature=0.01)):
+        assert vllm.translate.sampling_params(fine, 1, with_prompt=True).max_tokens == 1
 
 
 def test_what_filters_leave_of_the_others_is_left_out(vllm: Any) -> None:

@@ -104,6 +104,19 @@ async def test_one_place_stays_unpinned_whatever_is_desired(stage: Stage) -> Non
     assert stage.controls.unloads == {"acme/adder@2": 1}
 
 
+async def test_a_pinned_revision_that_fits_no_more_makes_room_for_what_is_more_urgent(stage: Stage) -> None:
+    old = [f"acme/old@{number}" for number in (1, 2, 3)]
+    new = [f"acme/new@{number}" for number in (1, 2)]
+    for revision in (*old, *new):
+        await stage.add(revision)
+    await stage.desire(*old, pinned=tuple(old))
+    async with running(stage.replica(capacity=3)) as replica:
+        await stage.desire(*new, *old, pinned=tuple(old))
+        await until(lambda: {*new, old[0]} == {entry.revision for entry in replica.residency.residents()})
+        await asyncio.sleep(0.1)
+    assert stage.controls.loads == dict.fromkeys((*old, *new), 1)
+
+
 async def test_a_revision_in_use_is_never_unloaded(stage: Stage) -> None:
     """trl#7017: the requests in flight finish on the revision that they started with."""
     await stage.add("acme/adder@1")
