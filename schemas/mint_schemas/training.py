@@ -136,7 +136,7 @@ class Grpo(Strict):
     prompts_per_step: Annotated[int, Field(ge=1, le=4096)] = 12
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 64
-    temperature: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    temperature: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     optimizer: Optimizer = Optimizer(learning_rate=5e-4)
     clip_low: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
     clip_high: Annotated[float, Field(gt=0, lt=10, allow_inf_nan=False)] = 0.2

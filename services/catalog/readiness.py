@@ -15,11 +15,12 @@ from shared.residency import REPLICA_TTL_S, Replica
 @dataclass(frozen=True)
 class Readiness:
     """`ready`: revision → replicas; `failed`: revision → why, only where every replica of its base gave
-    it up. `max_rank`: base → the smallest maximum among its replicas."""
+    it up. `max_rank`, `max_context`: base → the smallest maximum among its replicas."""
 
     ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     max_rank: Mapping[str, int] = field(default_factory=dict)
+    max_context: Mapping[str, int] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
 
     def counts(self) -> dict[str, int]:
@@ -44,10 +45,13 @@ class Replicas:
         failed: dict[str, str] = {}
         gave_up: dict[tuple[str, str], int] = {}
         max_rank: dict[str, int] = {}
+        max_context: dict[str, int] = {}
         count: dict[str, int] = {}
         for replica in sorted(alive, key=lambda r: r.replica):
             count[replica.base] = count.get(replica.base, 0) + 1
             max_rank[replica.base] = min(replica.max_rank, max_rank.get(replica.base, replica.max_rank))
+            if replica.max_context is not None:
+                max_context[replica.base] = min(replica.max_context, max_context.get(replica.base, replica.max_context))
             for entry in replica.ready:
                 ready[entry.revision] = (*ready.get(entry.revision, ()), replica.replica)
             for failure in replica.failed:
@@ -55,4 +59,5 @@ class Replicas:
                 at_base = (replica.base, failure.revision)
                 gave_up[at_base] = gave_up.get(at_base, 0) + 1
         hopeless = {revision for (base, revision), replicas in gave_up.items() if replicas == count[base]}
-        return Readiness(ready, {r: why for r, why in failed.items() if r in hopeless - ready.keys()}, max_rank, count)
+        given_up = {revision: why for revision, why in failed.items() if revision in hopeless - ready.keys()}
+        return Readiness(ready, given_up, max_rank, max_context, count)

@@ -60,7 +60,7 @@ class Validator:
         except Refused as refusal:
             errors.append(str(refusal))
         lora = lineage.lora if lineage else request.lora
-        errors += limit_errors(request, lora, base, self._readiness().max_rank.get(base.name))
+        errors += limit_errors(request, lora, base, self._readiness())
         data = await self._data(request)
         errors += data.errors
         if errors or lineage is None:
@@ -139,10 +139,11 @@ def _foreign(body: Mapping[str, Any], tenant: str | None) -> list[str]:
     return [f"policy: {policy[:130]!r} is not of your tenant; policies of yours are named {tenant}/…"]
 
 
-def limit_errors(request: TrainRequested, lora: Lora, base: Base, engine_rank: int | None) -> list[str]:
+def limit_errors(request: TrainRequested, lora: Lora, base: Base, engines: Readiness) -> list[str]:
     """What the base model or its engines cannot do. `lora`: the parent's, where the run continues one."""
     errors = []
-    most = base.max_rank if engine_rank is None else min(base.max_rank, engine_rank)
+    most = min(base.max_rank, engines.max_rank.get(base.name, base.max_rank))
+    context = min(base.max_context, engines.max_context.get(base.name, base.max_context))
     if lora.rank > most:
         errors.append(f"lora.rank: {lora.rank} is above the maximum of {most} for {base.name}")
     unknown = sorted(set(lora.target_modules) - set(base.target_modules))
@@ -151,15 +152,17 @@ def limit_errors(request: TrainRequested, lora: Lora, base: Base, engine_rank: i
             f"lora.target_modules: {', '.join(unknown)} cannot be trained on {base.name}; "
             f"allowed are {', '.join(base.target_modules)}"
         )
-    lengths = {"method.max_tokens": request.method.max_tokens} if isinstance(request.method, Grpo) else {}
-    if not isinstance(request.method, Grpo):
-        lengths["method.max_length"] = request.method.max_length
+    lengths: list[tuple[str, int, int]] = []
+    if isinstance(request.method, Grpo):
+        lengths.append(("method.max_tokens", request.method.max_tokens, context))
+    else:
+        lengths.append(("method.max_length", request.method.max_length, base.max_context))
     if request.evaluation is not None:
-        lengths["evaluation.max_tokens"] = request.evaluation.max_tokens
+        lengths.append(("evaluation.max_tokens", request.evaluation.max_tokens, context))
     errors += [
-        f"{name}: {length} does not fit the context of {base.name}, which is {base.max_context} tokens"
-        for name, length in lengths.items()
-        if length > base.max_context
+        f"{name}: {length} does not fit the context of {base.name}, which is {most} tokens here"
+        for name, length, most in lengths
+        if length > most
     ]
     return errors
 

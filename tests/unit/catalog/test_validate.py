@@ -159,6 +159,12 @@ async def test_an_inherited_rank_is_held_against_the_engines_too(lab: Lab, store
     assert (await small.check(sft())).errors == ["lora.rank: 16 is above the maximum of 8 for tiny/llama"]
 
 
+async def test_what_is_sampled_must_fit_the_engines_context(lab: Lab, store: MemoryStore) -> None:
+    small = Validator(lab.database, store, BASES, lambda: Readiness(max_context={"tiny/llama": 256}))
+    (error,) = (await small.check(_with(grpo(), "method.max_tokens", 300))).errors
+    assert error == "method.max_tokens: 300 does not fit the context of tiny/llama, which is 256 tokens here"
+
+
 async def test_a_parent_or_policy_of_another_base_is_refused(lab: Lab, validator: Validator) -> None:
     lab.finish(lab.request(sft(steps=1)))
     other = "HuggingFaceTB/SmolLM2-135M-Instruct"
