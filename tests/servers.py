@@ -96,6 +96,8 @@ class S3Server:
             **{f"{name}.port": port for name, port in ports.items()},
             **grpc,
             "s3.port": self._port,
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
             "s3.config": config,
             "s3.iam": "false",
             "master.electionTimeout": "1s",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection
 
 import psutil
 
 from cli.stack.file import HOST
+from shared.ports import free_port, is_free
 
 USUAL: dict[str, int] = {
     "nats": 4222,
@@ -31,31 +31,13 @@ USUAL: dict[str, int] = {
 STORE_PORTS = tuple(name for name in USUAL if name.startswith(("nats", "s3")))
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
-    """`count` distinct free ports, all held open until the last is found so that none comes twice."""
-    held: list[socket.socket] = []
+    """`count` distinct free ports."""
     chosen: list[int] = []
-    try:
-        while len(chosen) < count:
-            probe = socket.socket()
-            held.append(probe)
-            probe.bind((HOST, 0))
-            port = int(probe.getsockname()[1])
-            if port not in avoid:
-                chosen.append(port)
-    finally:
-        for probe in held:
-            probe.close()
+    while len(chosen) < count:
+        port = free_port(HOST)
+        if port not in avoid and port not in chosen:
+            chosen.append(port)
     return chosen
 
 
