@@ -110,11 +110,16 @@ def _signal(handle: psutil.Process, kill: bool) -> None:
         return
 
 
+def _is_gone_zombie(handle: psutil.Process) -> bool:
+    """A process shows as a zombie as soon as its first thread ended; it holds its ports until the last did."""
+    return handle.status() == psutil.STATUS_ZOMBIE and handle.num_threads() <= 1
+
+
 def _ended(handle: psutil.Process, deadline: float) -> bool:
     while True:
         reap()
         try:
-            if not handle.is_running() or handle.status() == psutil.STATUS_ZOMBIE:
+            if not handle.is_running() or _is_gone_zombie(handle):
                 return True
         except psutil.NoSuchProcess:
             return True
