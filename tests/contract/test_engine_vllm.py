@@ -56,6 +56,17 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         await reference.engine.close()
 
 
+async def test_a_burst_of_seeded_requests_longer_than_a_step_leaves_the_engine_alive(rig: Rig) -> None:
+    """A prefill in parts rewinds a seeded request's generator, which a CPU generator cannot do."""
+    prompts = [tuple(range(100 + i, 164 + i)) for i in range(60)]
+    assert sum(map(len, prompts)) > 2048
+    answers = await asyncio.gather(
+        *(rig.ask(prompt=prompt, seed=i, max_tokens=3, temperature=1.0) for i, prompt in enumerate(prompts))
+    )
+    assert [len(answer.tokens) for (answer,) in answers] == [3] * len(prompts)
+    assert len((await rig.ask())[0].tokens) == 8
+
+
 async def test_an_unknown_version_sends_base_requests_through_a_zero_adapter(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

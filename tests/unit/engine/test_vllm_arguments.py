@@ -52,6 +52,13 @@ def _arguments(vllm: Any, base: Base, tmp_path: Path, *, spare: bool = False, **
         return vllm.start.engine_args(base, chosen, host_of(base, chosen.max_rank), spare=spare)
 
 
+def test_a_prefill_is_never_split(vllm: Any, base: Base, tmp_path: Path) -> None:
+    """Split, it rewinds the generator of a seeded request, and on CPU that ends the engine."""
+    arguments = _arguments(vllm, base, tmp_path)
+    assert arguments.enable_chunked_prefill is False
+    assert arguments.max_num_batched_tokens >= arguments.max_model_len
+
+
 def test_lm_head_is_never_wrapped(vllm: Any, base: Base, tmp_path: Path) -> None:
     """vllm#16668, vllm#51594: with lm_head under LoRA, two prompt-logprob requests at once end the engine."""
     wrapped = set(_arguments(vllm, base, tmp_path).lora_target_modules)
