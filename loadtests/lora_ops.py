@@ -30,6 +30,7 @@ from tests.adapters import write_adapter
 
 CASES = (("grouped", 8), ("grouped", 32), ("stock", 8), ("stock", 32))
 REVISIONS = tuple(f"bench/p{number}@1" for number in range(3))
+BATCHES: dict[str, tuple[str | None, ...]] = {"base": (None,), "adapters": REVISIONS, "mixed": (None, *REVISIONS)}
 PROMPT = (1, 4093, 198, 1780, 314, 216, 34, 33, 27, 34, 47, 2, 198)
 TOKENS, SEQUENCES, ROUNDS = 24, 16, 3
 MARK = "figures: "
@@ -67,7 +68,7 @@ async def measure(ops: str, max_rank: int) -> dict[str, Any]:
                 where = Path(directory) / revision.replace("/", "-")
                 await engine.load(write_adapter(where, base, revision, seed=seed), where)
             found: dict[str, Any] = {"ops": ops, "max_rank": max_rank}
-            for name, revisions in (("base", (None,)), ("adapters", REVISIONS), ("mixed", (None, *REVISIONS))):
+            for name, revisions in BATCHES.items():
                 await rate(engine, revisions)
                 found[name] = statistics.median([await rate(engine, revisions) for _ in range(ROUNDS)])
             return found
@@ -95,17 +96,18 @@ def main() -> None:
         print(MARK + json.dumps(asyncio.run(measure(chosen.case[0], int(chosen.case[1])))), flush=True)
         return
     console = Console()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    chosen.to.parent.mkdir(parents=True, exist_ok=True)
     for ops, max_rank in CASES:
         console.print(f"starting vLLM: {ops} operators, max rank {max_rank} …")
         rows.append(in_a_process(ops, max_rank))
+        chosen.to.write_text(json.dumps(rows, indent=2) + "\n")
+        console.print(", ".join(f"{name} {rows[-1][name]:.0f} tok/s" for name in BATCHES))
     table = Table("operators", "max rank", "base tok/s", "3 adapters tok/s", "base + 3 tok/s", "3 adapters, ratio")
     for row in rows:
-        rates = [f"{row[name]:.0f}" for name in ("base", "adapters", "mixed")]
+        rates = [f"{row[name]:.0f}" for name in BATCHES]
         table.add_row(row["ops"], str(row["max_rank"]), *rates, f"{row['adapters'] / rows[0]['adapters']:.2f}")
     console.print(table)
-    chosen.to.parent.mkdir(parents=True, exist_ok=True)
-    chosen.to.write_text(json.dumps(rows, indent=2) + "\n")
     console.print(f"written to {chosen.to}")
 
 
