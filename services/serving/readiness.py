@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from shared.adapters.manifest import Manifest
 from shared.engine.port import Capabilities, LoadReport
-
-PROBE_TOLERANCE = 1e-3
-"""Largest |Δlogprob| between trainer and engine when both compute in fp32. In bf16 rounding alone
-moves logprobs by more, so that the difference is recorded and never judged."""
+from shared.engine.proof import PROBE_TOLERANCE
 
 
 class NotProved(Exception):

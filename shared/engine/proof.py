@@ -7,6 +7,8 @@ from shared.engine.port import AdapterRefused, LoadReport
 from shared.engine.settings import Dtype
 
 PROBE_TOLERANCE = 1e-3
+"""Largest |Δ logprob| between trainer and engine when both compute in fp32. In bf16 rounding alone
+moves logprobs by more, so that the difference is recorded and never judged."""
 
 
 def probe_difference(report: LoadReport, manifest: Manifest) -> float | None:
