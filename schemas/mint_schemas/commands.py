@@ -15,9 +15,11 @@ __all__ = ["CheckpointRef", "Command", "EvaluationRequested", "ExportRequested",
 
 
 class CheckpointRef(Body):
-    """A committed training checkpoint: its files by name (`adapter.safetensors`,
-    `optimizer.safetensors`, `state.json`, `probe.json`); `optimizer.safetensors` is absent when only
-    the adapter is kept."""
+    """A committed training checkpoint: its files by name (`adapter.safetensors`, `optimizer.safetensors`,
+    `gradients.safetensors`, `old_logprobs.safetensors`, `state.json`, `probe.json`).
+
+    `optimizer.safetensors` is absent when only the adapter is kept; the gradients are there when some were
+    accumulated, the old logprobs while steps of the same rollout record are still to come."""
 
     files: dict[str, FileRef]
     step: int
@@ -31,7 +33,8 @@ class _Work(Body):
 
 
 class RolloutRequested(_Work):
-    """Sample `prompts` groups of `group_size` for `step` and score them.
+    """Sample `prompts` groups of `group_size` for `step` and score them. `record` is the rollout record's
+    number in the run (from 1), which picks its prompts, so that an epoch asks each of them once.
 
     `revision` is tenant/policy@N, or None for the base (a policy without a revision)."""
 
@@ -45,13 +48,17 @@ class RolloutRequested(_Work):
     max_tokens: int
     temperature: float
     seed: int
+    record: int | None = None
 
 
 class UpdateRequested(_Work):
     """One optimizer step. `record` (and its epoch and minibatch) for methods that learn from rollouts.
 
     `start`: the training checkpoint to continue from; None = a fresh adapter. `fresh_optimizer` says
-    that only the adapter of `start` is taken (the first step of a run)."""
+    that only the adapter of `start` is taken (the first step of a run). `reference`: the training
+    checkpoint of the run's starting revision, for methods that measure their distance from it; None = the
+    base model is the reference. `record_step`: the step that the record was sampled for, the first of
+    those that use it."""
 
     kind: Literal["update"] = "update"
     step: int
@@ -64,6 +71,8 @@ class UpdateRequested(_Work):
     record: FileRef | None = None
     epoch: int = 0
     minibatch: int = 0
+    record_step: int | None = None
+    reference: CheckpointRef | None = None
     export: bool = Field(description="whether this step's result will be exported, so that a probe is recorded")
 
 

@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Body", "FileRef", "Finite", "Positive", "Sha256", "Strict"]
+__all__ = ["Body", "FileRef", "Finite", "JsonScalar", "Positive", "Sha256", "Strict"]
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+JsonScalar = Annotated[str, Field(max_length=1000)] | bool | int | Finite
 
 
 class Strict(BaseModel):

@@ -1,7 +1,7 @@
 """Bring one run as far as it can go now, in one transaction.
 
-Looks at the run, plans, and carries the action out, until the run waits for a worker, for a replica, or
-is over. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
+Looks at the run, plans, and carries the action out, again and again, until the run waits for workers, for
+a replica, or is over. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mint_schemas.commands import Command
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from services.catalog import aliases, commands, orders, plan, runs, situation
+from services.catalog.actions import Order
 from services.catalog.readiness import Readiness
 from services.catalog.register import register
 from services.catalog.situation import ReadyRules
@@ -66,63 +68,62 @@ def _one_step(session: Session, run: RunRow, around: Surroundings) -> bool:
     seen = situation.look(session, run, around.bases, around.readiness, around.ready, around.now)
     following = plan.next_action(seen)
     runs.enter(session, run, following.state, around.now)
-    _note_waiting(run, following.action, around.now)
     match following.action:
-        case plan.Wait(command_id):
-            commands.require_readable(session, command_id)
+        case plan.Wait() | plan.AwaitReady():
+            commands.require_readable(session, run.run_id)
+            _note_waiting(run, following.action, around.now)
             return False
-        case plan.AwaitReady():
-            return False
+        case plan.DropRollouts():
+            commands.close_rollouts(session, run.run_id)
+            return True
         case plan.Register(step):
             register(session, run, step, around.now)
             return True
-        case plan.Promote(revision, alias):
-            _promote(session, run, revision, alias, around)
+        case plan.Promote():
+            _promote(session, run, following.action, around)
             return False
-        case plan.Complete(outcome):
-            runs.end(session, run, "completed", outcome, around.bases, around.now)
+        case plan.Complete(outcome, revision):
+            runs.end(session, run, "completed", outcome, around.bases, around.now, revision)
             return False
         case plan.Fail(reason):
             runs.end(session, run, "failed", reason, around.bases, around.now)
             return False
-    _issue(session, run, following.action, around)
-    return False
+    _issue(session, run, following.action, seen.done, around)
+    return True
 
 
-def _issue(
-    session: Session,
-    run: RunRow,
-    action: plan.Rollout | plan.Update | plan.Export | plan.Evaluate,
-    around: Surroundings,
-) -> None:
+def _issue(session: Session, run: RunRow, action: Order, done: int, around: Surroundings) -> None:
+    body: Command
     match action:
         case plan.Rollout(step=step):
-            commands.issue(session, run, orders.rollout(session, run, action), step, around.now, around.deadline_s)
+            body = orders.rollout(session, run, action)
         case plan.Update(step=step):
-            commands.issue(session, run, orders.update(session, run, action), step, around.now, around.deadline_s)
+            body = orders.update(session, run, action)
         case plan.Export(step=step):
-            commands.issue(session, run, orders.export(session, run, action), step, around.now, around.deadline_s)
+            body = orders.export(session, run, action)
         case plan.Evaluate():
-            body = orders.evaluation(session, run, action)
-            commands.issue(session, run, body, run.steps, around.now, around.deadline_s)
+            body, step = orders.evaluation(session, run, action), done
+    commands.issue(session, run, body, step, around.now, around.deadline_s)
 
 
-def _note_waiting(run: RunRow, action: plan.Action, now: float) -> None:
-    """Since when the run waits for a revision; the wait for another one begins anew."""
+def _note_waiting(run: RunRow, action: plan.Wait | plan.AwaitReady, now: float) -> None:
+    """Since when the run waits for a revision; the wait for another one begins anew. What is issued
+    meanwhile ends no wait."""
     wanted = action.revision if isinstance(action, plan.AwaitReady) else None
     if run.waiting_for != wanted:
         run.waiting_for, run.waiting_since = wanted, now if wanted else None
 
 
-def _promote(session: Session, run: RunRow, revision: str, alias: str, around: Surroundings) -> None:
+def _promote(session: Session, run: RunRow, action: plan.Promote, around: Surroundings) -> None:
     wanted = aliases.Move(
         policy=run.policy or "",
-        alias=alias,
-        revision=revision,
+        alias=action.alias,
+        revision=action.revision,
         actor=f"run {run.run_id}",
         reason="promotion",
         expected_version=run.alias_version or 0,
     )
     aliases.move(session, wanted, run.token, around.now, run)
     run.promoted = True
-    runs.end(session, run, "completed", f"promoted: {run.policy}:{alias} is {revision}", around.bases, around.now)
+    outcome = f"promoted: {run.policy}:{action.alias} is {action.revision}{action.remark}"
+    runs.end(session, run, "completed", outcome, around.bases, around.now, action.revision)

@@ -34,6 +34,7 @@ from shared.ending import end
 from shared.errors import Retryable
 from shared.residency import REPLICAS_BUCKET, RESIDENCY_BUCKET, Desired
 from shared.service import Resources
+from shared.tasks import RewardSettings
 from shared.worker.faults import Faults
 
 RESTART_S = 1.0
@@ -54,7 +55,8 @@ class CatalogApp:
         self.driver = Driver(
             self.database, resources.bases, resources.store, settings, now, self._write_desired, self.relay.wake
         )
-        validator = Validator(self.database, resources.store, resources.bases, self.driver.readiness)
+        rewards = RewardSettings.parsed(resources.settings.reward_hosts)
+        validator = Validator(self.database, resources.store, resources.bases, self.driver.readiness, rewards)
         self.handlers = Handlers(self.database, self.driver, validator, resources.bases, now)
         self.parts = Parts(
             database=self.database,

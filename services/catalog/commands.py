@@ -1,4 +1,4 @@
-"""Command rows: one open piece of work of a run, from its issue to its commit.
+"""Command rows: the open pieces of work of a run, from issue to commit.
 
 Invariant: a command id is issued once; sending it again is a replay of the same message. A command that
 was taken `max_takes` times without a commit is exhausted.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from mint_schemas.commands import Command
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from services.catalog import emit
@@ -65,16 +65,27 @@ def body_of(row: CommandRow) -> Command:
     return _COMMAND.validate_python(row.body)
 
 
-def require_readable(session: Session, command_id: str) -> None:
-    """Raises ValidationError for a body that could not be sent again."""
-    row = session.get(CommandRow, command_id)
-    if row is not None:
+def require_readable(session: Session, run_id: str) -> None:
+    """Raises ValidationError for an open command whose body could not be sent again."""
+    for row in session.scalars(select(CommandRow).where(CommandRow.run_id == run_id, CommandRow.state == "open")):
         body_of(row)
 
 
-def open_command(session: Session, run_id: str) -> str | None:
+def open_commands(session: Session, run_id: str) -> list[str]:
+    """Oldest first, and of those that were issued together the earliest step."""
     query = select(CommandRow.command_id).where(CommandRow.run_id == run_id, CommandRow.state == "open")
-    return session.scalars(query.order_by(CommandRow.issued_at).limit(1)).first()
+    return list(session.scalars(query.order_by(CommandRow.issued_at, CommandRow.step, CommandRow.command_id)))
+
+
+def open_command(session: Session, run_id: str) -> str | None:
+    """The one that has been open for longest."""
+    return next(iter(open_commands(session, run_id)), None)
+
+
+def close_rollouts(session: Session, run_id: str) -> None:
+    """Whoever works on one loses it at the next renewal, and can commit nothing."""
+    rollouts = update(CommandRow).where(CommandRow.run_id == run_id, CommandRow.kind == "rollout")
+    session.execute(rollouts.where(CommandRow.state == "open").values(state="closed"))
 
 
 def heard_from(row: CommandRow, now: float, deadline_s: float) -> None:

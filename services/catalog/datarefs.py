@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from mint_schemas.common import FileRef
-from mint_schemas.training import Grpo, JsonlMessages, JsonlPrompts, TaskDemonstrations, TrainRequested
+from mint_schemas.training import Grpo, JsonlMessages, JsonlPairs, JsonlPrompts, TaskDemonstrations, TrainRequested
 from sqlalchemy.orm import Session
 
 from services.catalog.tables import DataRow, FileRow
@@ -61,7 +61,7 @@ def named_by(request: TrainRequested) -> list[FileRef]:
     method, evaluation = request.method, request.evaluation
     parts = [method.task if isinstance(method, Grpo) else method.data, evaluation.task if evaluation else None]
     inner = [part.task if isinstance(part, TaskDemonstrations) else part for part in parts]
-    return [part.data for part in inner if isinstance(part, JsonlPrompts | JsonlMessages)]
+    return [part.data for part in inner if isinstance(part, JsonlPrompts | JsonlMessages | JsonlPairs)]
 
 
 def keep(session: Session, request: TrainRequested) -> None:

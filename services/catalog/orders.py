@@ -6,6 +6,8 @@ updates is one for all its steps, since workers mix the step in and walk the dat
 
 from __future__ import annotations
 
+from typing import Any
+
 from mint_schemas.commands import (
     CheckpointRef,
     EvaluationRequested,
@@ -14,13 +16,14 @@ from mint_schemas.commands import (
     UpdateRequested,
 )
 from mint_schemas.common import FileRef
-from mint_schemas.training import Grpo, Lora, TrainRequested
+from mint_schemas.training import Dpo, Grpo, Lora, Method, TrainRequested
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from services.catalog import commands, plan
+from services.catalog.goal import goal_of, use_of
 from services.catalog.lineage import find_revision
-from services.catalog.retention import OPTIMIZER
+from services.catalog.retention import lasting
 from services.catalog.tables import CheckpointRow, CommandRow, RevisionRow, RunRow
 from shared.errors import Fatal
 from shared.rl.seeds import derive_seed
@@ -44,6 +47,7 @@ def rollout(session: Session, run: RunRow, order: plan.Rollout) -> RolloutReques
         max_tokens=method.max_tokens,
         temperature=method.temperature,
         seed=_seed(run, "rollout"),
+        record=use_of(goal_of(request_of(run)), order.step).record,
     )
 
 
@@ -62,8 +66,9 @@ def update(session: Session, run: RunRow, order: plan.Update) -> UpdateRequested
         seed=_seed(run, "update"),
         start=start,
         fresh_optimizer=fresh,
-        record=_record(session, run, order.step) if isinstance(method, Grpo) else None,
+        reference=_parent_adapter(session, run) if _measures_distance(method) else None,
         export=order.export,
+        **_learned_from(session, run, order.step),
     )
 
 
@@ -121,15 +126,25 @@ def _start(session: Session, run: RunRow, step: int) -> tuple[CheckpointRef | No
     """(training checkpoint to continue from, whether the optimizer begins afresh)."""
     if step > 1:
         return _checkpoint(session, run.run_id, step - 1), False
+    return _parent_adapter(session, run), True
+
+
+def _measures_distance(method: Method) -> bool:
+    """Whether the method compares the policy with what the run started from."""
+    return isinstance(method, Dpo) or (isinstance(method, Grpo) and method.kl is not None)
+
+
+def _parent_adapter(session: Session, run: RunRow) -> CheckpointRef | None:
+    """The training checkpoint of what the run started from; None = the base model.
+
+    Without the parts that retention may drop at any time: a fresh optimizer, and a reference, need none."""
     if run.parent is None:
-        return None, True
+        return None
     parent = find_revision(session, run.parent)
     if parent is None:
         raise Fatal(f"the parent {run.parent} of run {run.run_id} is not in the catalog")
     held = _checkpoint(session, parent.run_id, parent.step)
-    # Its optimizer may be dropped at any time, and a fresh one needs none.
-    files = {name: ref for name, ref in held.files.items() if name != OPTIMIZER}
-    return CheckpointRef(files=files, step=held.step), True
+    return CheckpointRef(files=lasting(held.files), step=held.step)
 
 
 def _checkpoint(session: Session, run_id: str, step: int) -> CheckpointRef:
@@ -139,11 +154,21 @@ def _checkpoint(session: Session, run_id: str, step: int) -> CheckpointRef:
     return CheckpointRef(files={name: FileRef(**ref) for name, ref in row.files.items()}, step=step)
 
 
-def _record(session: Session, run: RunRow, step: int) -> FileRef:
-    row = session.get(CommandRow, commands.command_id(run.run_id, "rollout", step))
+def _learned_from(session: Session, run: RunRow, step: int) -> dict[str, Any]:
+    """The rollout record of an update, and which part of it; nothing for methods without rollouts."""
+    goal = goal_of(request_of(run))
+    if not goal.samples:
+        return {}
+    use = use_of(goal, step)
+    row = session.get(CommandRow, commands.command_id(run.run_id, "rollout", use.record_step))
     if row is None or row.result is None:
-        raise Fatal(f"run {run.run_id} has no rollout record of step {step}")
-    return FileRef(**row.result["record"])
+        raise Fatal(f"run {run.run_id} has no rollout record of step {use.record_step}")
+    return {
+        "record": FileRef(**row.result["record"]),
+        "record_step": use.record_step,
+        "epoch": use.epoch,
+        "minibatch": use.minibatch,
+    }
 
 
 def _adapter_sha256(session: Session, revision: str | None) -> str | None:

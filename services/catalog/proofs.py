@@ -52,7 +52,9 @@ def _update(command: UpdateRequested, result: UpdateResult) -> str | None:
     if wrong:
         shown = ", ".join(f"{name}={result.metrics[name]}" for name in wrong)
         return f"step {command.step} computed numbers that are not finite: {shown}; a lower learning rate may help"
-    gradient, rate = result.metrics.get("grad_norm", 0.0), command.method.optimizer.learning_rate
+    gradient = result.metrics.get("grad_norm", 0.0)
+    # A schedule may rest at 0; the method's rate stands in where the worker does not say.
+    rate = result.metrics.get("learning_rate", command.method.optimizer.learning_rate)
     if not result.skipped and not result.adapter_changed and rate > 0 and gradient > 0:
         return (
             f"step {command.step} left the adapter's bytes unchanged although its learning rate is {rate:g} "

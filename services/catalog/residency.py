@@ -7,11 +7,12 @@ for, then what aliases point at.
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from services.catalog import orders, runs
-from services.catalog.tables import AliasRow, PrewarmRow, RevisionRow, RunRow
+from services.catalog.goal import Goal, goal_of, record_at, sampled_after, scores_step
+from services.catalog.tables import AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
 from shared.residency import Desired, DesiredRevision
 
 RUNNING, MOVING, ALIASED = 0, 1, 2
@@ -41,18 +42,39 @@ def desired(session: Session, base: str, now: float) -> Desired:
 
 
 def needed(session: Session, run: RunRow) -> set[str]:
-    """The revisions that an active run samples with now: its current one, and while it is scored also the
-    parent that its gate compares with."""
+    """The revisions that an active run samples with now or next: those that its open commands name, the one
+    that it waits for, what its next rollouts need, its last one when that is scored, and with the final one
+    also the parent that the gate compares with."""
+    goal = goal_of(orders.request_of(run))
     last = runs.last_revision(session, run.run_id)
-    samples = run.method != "sft"
+    found = _sampling_now(session, run)
+    if run.waiting_for is not None:
+        found.add(run.waiting_for)
     if last is None:
-        return {run.parent} if samples and run.parent else set()
-    found = {last.revision} if samples or last.step == run.steps else set()
-    evaluation = orders.request_of(run).evaluation
-    compares = evaluation is not None and evaluation.gate.no_worse_than == "parent"
-    if last.step == run.steps and compares and run.parent:
+        return found | ({run.parent} if goal.samples and run.parent else set())
+    final = last.step == run.steps or run.state in ("evaluating", "promoting")
+    if final or goal.samples or scores_step(goal, last.step):
+        found.add(last.revision)
+    if final and goal.no_worse_than == "parent" and run.parent:
         found.add(run.parent)
-    return found
+    return found if final else found | _sampling_next(session, run, goal)
+
+
+def _sampling_now(session: Session, run: RunRow) -> set[str]:
+    query = select(CommandRow.body).where(CommandRow.run_id == run.run_id, CommandRow.state == "open")
+    bodies = session.scalars(query.where(CommandRow.kind.in_(("rollout", "evaluation"))))
+    return {body["revision"] for body in bodies if body.get("revision")}
+
+
+def _sampling_next(session: Session, run: RunRow, goal: Goal) -> set[str]:
+    """What the records that are not asked for yet are sampled with, where they may lag behind the last one."""
+    if not goal.staleness:
+        return set()
+    asked = select(func.max(CommandRow.step)).where(CommandRow.run_id == run.run_id, CommandRow.kind == "rollout")
+    since = sampled_after(goal, record_at(goal, session.scalar(asked) or 1) + 1)
+    query = select(RevisionRow.revision).where(RevisionRow.run_id == run.run_id, RevisionRow.step >= max(1, since))
+    found = set(session.scalars(query))
+    return found | {run.parent} if since == 0 and run.parent else found
 
 
 def _aliased(session: Session, base: str) -> set[str]:

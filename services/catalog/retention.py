@@ -1,10 +1,14 @@
 """Which training checkpoints stay: the last two of a run, its final one, and those of aliased revisions.
 
-Of other revisions the adapter stays, without its optimizer; other steps are dropped whole. Invariant: the
-rows change first, in a transaction; only then are the files that no row names deleted.
+Of other revisions the adapter stays, for runs that continue it or measure their distance from it, without
+what only the next step of its own run could use; other steps are dropped whole. Invariant: the rows change
+first, in a transaction; only then are the files that no row names deleted.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -12,7 +16,11 @@ from sqlalchemy.orm import Session
 from services.catalog.tables import AliasRow, CheckpointRow, FileRow, RevisionRow
 
 OPTIMIZER = "optimizer.safetensors"
+PASSING = (OPTIMIZER, "gradients.safetensors", "old_logprobs.safetensors")
+"""What a training checkpoint holds for the next step of its own run alone."""
 KEPT_OF_A_RUN = 2
+
+T = TypeVar("T")
 
 
 def thin(session: Session, run_id: str) -> list[str]:
@@ -31,12 +39,16 @@ def thin(session: Session, run_id: str) -> list[str]:
         if revision is None:
             freed += [ref["key"] for ref in row.files.values()]
             session.delete(row)
-        elif revision not in aliased and OPTIMIZER in row.files:
-            freed.append(row.files[OPTIMIZER]["key"])
-            row.files = {name: ref for name, ref in row.files.items() if name != OPTIMIZER}
+        elif revision not in aliased and not row.files.keys().isdisjoint(PASSING):
+            freed += [ref["key"] for name, ref in row.files.items() if name in PASSING]
+            row.files = lasting(row.files)
             row.has_optimizer = False
     session.flush()
     return _unname(session, freed)
+
+
+def lasting(files: Mapping[str, T]) -> dict[str, T]:
+    return {name: ref for name, ref in files.items() if name not in PASSING}
 
 
 def _unname(session: Session, keys: list[str]) -> list[str]:

@@ -155,10 +155,13 @@ def end(
     outcome: str,
     bases: Mapping[str, Base],
     now: float,
+    picked: str | None = None,
 ) -> None:
-    """No-op for a run that is over."""
+    """No-op for a run that is over. `picked`: the revision that the run stands for, where it is not simply
+    the last one."""
     if run.state in ENDED:
         return
+    run.picked = picked
     _close(session, run, state, outcome, now)
     if run.policy is not None:
         activate(session, run.policy, bases, now)
@@ -166,11 +169,12 @@ def end(
 
 def _close(session: Session, run: RunRow, state: str, outcome: str, now: float) -> None:
     run.state, run.ended_at, run.active_policy = state, now, None
+    run.waiting_for, run.waiting_since = None, None
     run.outcome = outcome if len(outcome) <= MAX_OUTCOME else f"{outcome[: MAX_OUTCOME - 1]}…"
     session.execute(
         update(CommandRow).where(CommandRow.run_id == run.run_id, CommandRow.state == "open").values(state="closed")
     )
-    last = last_revision(session, run.run_id)
+    revision = result_of(session, run)
     body = RunEnded(
         run_id=run.run_id,
         state=state,
@@ -179,9 +183,9 @@ def _close(session: Session, run: RunRow, state: str, outcome: str, now: float) 
         outcome=run.outcome,
         request_source=run.request_source,
         request_id=run.request_id,
-        revision=last.revision if last else None,
+        revision=revision,
         promoted=run.promoted,
-        score=_score(session, last),
+        score=_score(session, revision) if revision else None,
     )
     session.flush()
     emit.fact(session, run, f"mint.v1.run.{state}", f"{run.run_id}:{state}", body, now)
@@ -192,8 +196,14 @@ def last_revision(session: Session, run_id: str) -> RevisionRow | None:
     return session.scalars(query).first()
 
 
-def _score(session: Session, revision: RevisionRow | None) -> float | None:
-    if revision is None:
-        return None
-    query = select(EvaluationRow.score).where(EvaluationRow.revision == revision.revision)
+def result_of(session: Session, run: RunRow) -> str | None:
+    """The revision that the run stands for: the picked one, else its last."""
+    if run.picked is not None:
+        return run.picked
+    last = last_revision(session, run.run_id)
+    return last.revision if last else None
+
+
+def _score(session: Session, revision: str) -> float | None:
+    query = select(EvaluationRow.score).where(EvaluationRow.revision == revision)
     return session.scalars(query.order_by(EvaluationRow.seq.desc()).limit(1)).first()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mint_schemas.training import Sft, TrainRequested
-from sqlalchemy import func, select
+from mint_schemas.training import TrainRequested
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from services.catalog import aliases, commands, evaluations, orders
-from services.catalog.plan import Goal, Situation
+from services.catalog.goal import Goal, first_step, goal_of, record_at, sampled_after, use_of
+from services.catalog.plan import Situation
 from services.catalog.readiness import Readiness
 from services.catalog.runs import Scoring
-from services.catalog.tables import AliasRow, CheckpointRow, CommandRow, RevisionRow, RunRow
+from services.catalog.tables import AliasRow, CheckpointRow, CommandRow, EvaluationRow, RevisionRow, RunRow
+from services.catalog.verdict import MAX_SKIPPED
 from shared.bases import Base
 
 
@@ -23,49 +26,46 @@ class ReadyRules:
     min_ready: int = 1
 
 
-def goal_of(request: TrainRequested) -> Goal:
-    gate = request.evaluation.gate if request.evaluation else None
-    return Goal(
-        method=request.method.kind,
-        steps=request.method.steps,
-        save_every=request.method.save_every if isinstance(request.method, Sft) else None,
-        evaluates=request.evaluation is not None,
-        at_least=gate.at_least if gate else None,
-        no_worse_than=gate.no_worse_than if gate else None,
-        promote_to=request.promote_to,
-    )
-
-
 def look(
     session: Session, run: RunRow, bases: Mapping[str, Base], readiness: Readiness, rules: ReadyRules, now: float
 ) -> Situation:
     request = orders.request_of(run)
+    goal = goal_of(request)
     done = session.scalar(select(func.max(CheckpointRow.step)).where(CheckpointRow.run_id == run.run_id)) or 0
-    revision = session.scalars(
-        select(RevisionRow.revision).where(RevisionRow.run_id == run.run_id, RevisionRow.step == done)
-    ).one_or_none()
-    score, reference_score = _scores(session, run, request, revision, bases)
+    scores, scored = _scores(session, run, request, bases)
     alias = session.get(AliasRow, (run.policy, request.promote_to)) if request.promote_to else None
     return Situation(
-        goal=goal_of(request),
+        goal=goal,
         parent=run.parent,
-        open_command=commands.open_command(session, run.run_id),
+        working=_working(session, run),
         done=done,
-        record=_committed(session, run, "rollout", done + 1),
+        skipped=_skipped(session, run),
+        tokens=_tokens(session, run) if goal.max_tokens is not None else 0,
+        records=_records(session, run, goal, done),
         exported=_committed(session, run, "export", done),
-        revision=revision,
+        revisions={**scored, **_revisions(session, run, goal, done)},
+        scores=scores,
+        reference_score=_reference_score(session, run, request, bases),
         ready=readiness.counts(),
         failed=readiness.failed,
         waiting_for=run.waiting_for,
         waited_s=now - run.waiting_since if run.waiting_since is not None else 0.0,
         ready_timeout_s=rules.timeout_s,
         min_ready=rules.min_ready,
-        score=score,
-        reference_score=reference_score,
         alias_expected=run.alias_version or 0,
         alias_version=alias.version if alias else 0,
         alias_moved_by=aliases.last_mover(session, run.policy or "", request.promote_to or ""),
     )
+
+
+def _of(run: RunRow, *kinds: str) -> ColumnElement[bool]:
+    return (CommandRow.run_id == run.run_id) & CommandRow.kind.in_(kinds)
+
+
+def _working(session: Session, run: RunRow) -> Any:
+    """The kind of the open command that is no rollout; the plan never has two of them open."""
+    query = select(CommandRow.kind).where(_of(run, "update", "export", "evaluation"), CommandRow.state == "open")
+    return session.scalars(query.limit(1)).first()
 
 
 def _committed(session: Session, run: RunRow, kind: str, step: int) -> bool:
@@ -73,15 +73,67 @@ def _committed(session: Session, run: RunRow, kind: str, step: int) -> bool:
     return row is not None and row.state == "committed"
 
 
+def _records(session: Session, run: RunRow, goal: Goal, done: int) -> dict[int, Any]:
+    """Record → the state of its rollout, from the record of the next step on."""
+    if not goal.samples:
+        return {}
+    since = first_step(goal, use_of(goal, done + 1).record)
+    query = select(CommandRow.step, CommandRow.state).where(_of(run, "rollout"), CommandRow.step >= since)
+    rows = session.execute(query.where(CommandRow.state.in_(("open", "committed"))))
+    return {record_at(goal, step): state for step, state in rows}
+
+
+def _revisions(session: Session, run: RunRow, goal: Goal, done: int) -> dict[int, str]:
+    """By step: that of `done`, and those that the rollouts of the next records are sampled with."""
+    since = min(done, sampled_after(goal, use_of(goal, done + 1).record))
+    query = select(RevisionRow.step, RevisionRow.revision)
+    rows = session.execute(query.where(RevisionRow.run_id == run.run_id, RevisionRow.step >= since))
+    return dict(rows.all())
+
+
+def _skipped(session: Session, run: RunRow) -> int:
+    """How many of the latest updates in a row made no optimizer step, up to where it ends the run."""
+    query = select(CommandRow.result).where(_of(run, "update"), CommandRow.state == "committed")
+    results = session.scalars(query.order_by(CommandRow.step.desc()).limit(MAX_SKIPPED)).all()
+    trained = (place for place, result in enumerate(results) if not (result or {}).get("skipped"))
+    return next(trained, len(results))
+
+
+def _tokens(session: Session, run: RunRow) -> int:
+    """Sampled and trained on so far, by the committed results."""
+    sampled = select(func.sum(CommandRow.result["tokens"].as_integer())).where(_of(run, "rollout"))
+    trained = select(func.sum(CommandRow.result[("metrics", "tokens")].as_float())).where(_of(run, "update"))
+    counted = (session.scalar(query.where(CommandRow.state == "committed")) for query in (sampled, trained))
+    return round(sum(tokens or 0 for tokens in counted))
+
+
 def _scores(
-    session: Session, run: RunRow, request: TrainRequested, last: str | None, bases: Mapping[str, Base]
-) -> tuple[float | None, float | None]:
-    """(of the run's last revision, of what the gate compares it with), where they exist."""
-    evaluation = request.evaluation
-    if evaluation is None or run.task_sha256 is None or run.scorer is None or last is None:
-        return None, None
-    scoring, base_sha256 = Scoring(run.task_sha256, run.scorer), bases[request.base].sha256
-    own = evaluations.find_score(session, evaluations.key_for(base_sha256, last, scoring, evaluation))
+    session: Session, run: RunRow, request: TrainRequested, bases: Mapping[str, Base]
+) -> tuple[dict[int, float], dict[int, str]]:
+    """(scores, revisions) by step: the run's own revisions, as its evaluation scores them."""
+    evaluation, scoring = request.evaluation, scoring_of(run)
+    if evaluation is None or scoring is None:
+        return {}, {}
+    columns = select(RevisionRow.step, RevisionRow.revision, EvaluationRow.score_key, EvaluationRow.score)
+    query = columns.join(EvaluationRow, EvaluationRow.revision == RevisionRow.revision)
+    scores, revisions = {}, {}
+    for step, revision, key, score in session.execute(query.where(RevisionRow.run_id == run.run_id)):
+        if key == evaluations.key_for(bases[request.base].sha256, revision, scoring, evaluation):
+            scores[step], revisions[step] = score, revision
+    return scores, revisions
+
+
+def scoring_of(run: RunRow) -> Scoring | None:
+    if run.task_sha256 is None or run.scorer is None:
+        return None
+    return Scoring(run.task_sha256, run.scorer)
+
+
+def _reference_score(session: Session, run: RunRow, request: TrainRequested, bases: Mapping[str, Base]) -> float | None:
+    """Of what the gate compares with, where it exists."""
+    evaluation, scoring = request.evaluation, scoring_of(run)
+    if evaluation is None or scoring is None or evaluation.gate.no_worse_than is None:
+        return None
     subject = run.parent if evaluation.gate.no_worse_than == "parent" else None
-    reference = evaluations.find_score(session, evaluations.key_for(base_sha256, subject, scoring, evaluation))
-    return own, reference
+    key = evaluations.key_for(bases[request.base].sha256, subject, scoring, evaluation)
+    return evaluations.find_score(session, key)

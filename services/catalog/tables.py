@@ -55,7 +55,8 @@ class PolicyRow(Table):
 
 class RunRow(Table):
     """`seq` is the order of arrival. `parent`, `alias_version` and `lora` are set when the run becomes
-    active; `active_policy` is the policy while the run is active, so that a policy has one active run."""
+    active; `active_policy` is the policy while the run is active, so that a policy has one active run.
+    `picked`: the revision that a completed run stands for."""
 
     __tablename__ = "runs"
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -84,6 +85,7 @@ class RunRow(Table):
     task_sha256: Mapped[str | None]
     scorer: Mapped[str | None]
     promoted: Mapped[bool] = mapped_column(default=False)
+    picked: Mapped[str | None]
 
 
 class CommandRow(Table):

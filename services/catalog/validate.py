@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint_schemas.training import Grpo, Lora, TrainRequested
+from mint_schemas.training import Dpo, Grpo, Lora, Sft, TrainRequested
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -23,9 +23,11 @@ from services.catalog.runs import Scoring
 from shared.bases import Base
 from shared.errors import Refused
 from shared.store.port import ObjectStore
-from shared.tasks import load_demonstrations, load_task
+from shared.tasks import RewardSettings, load_demonstrations, load_pairs, load_task
 from shared.tasks.load import Read
 from shared.validation import explain
+
+NO_HOSTS = RewardSettings()
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,16 @@ class Checked:
 
 class Validator:
     def __init__(
-        self, database: Database, store: ObjectStore, bases: Mapping[str, Base], readiness: Callable[[], Readiness]
+        self,
+        database: Database,
+        store: ObjectStore,
+        bases: Mapping[str, Base],
+        readiness: Callable[[], Readiness],
+        rewards: RewardSettings = NO_HOSTS,
     ) -> None:
+        """`rewards`: which hosts a reward webhook may be on."""
         self._database, self._store, self._bases, self._readiness = database, store, bases, readiness
+        self._rewards = rewards
 
     async def check(self, body: Mapping[str, Any], tenant: str | None = None) -> Checked:
         """`tenant`: the caller's; None = may act for all. Raises Retryable when the store is away."""
@@ -60,6 +69,7 @@ class Validator:
         except Refused as refusal:
             errors.append(str(refusal))
         lora = lineage.lora if lineage else request.lora
+        errors += step_errors(request)
         errors += limit_errors(request, lora, base, self._readiness())
         data = await self._data(request)
         errors += data.errors
@@ -76,7 +86,7 @@ class Validator:
 
     async def _data(self, request: TrainRequested) -> _Data:
         """Read what the request names, as the workers will."""
-        data = _Data()
+        data = _Data(self._rewards)
         read = data_reader(self._store, request.policy.split("/", 1)[0])
         for name, part in (("method", _read_method), ("evaluation", _read_evaluation)):
             try:
@@ -90,6 +100,7 @@ class Validator:
 class _Data:
     """What reading the data gave."""
 
+    rewards: RewardSettings
     errors: list[str] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
     scoring: Scoring | None = None
@@ -97,18 +108,21 @@ class _Data:
 
 async def _read_method(request: TrainRequested, read: Read, data: _Data) -> None:
     method = request.method
-    if isinstance(method, Grpo):
-        task = await load_task(method.task, read)
-        task.step_items(request.seed, 1, 1)
-        data.found["train_items"] = len(task.train_items)
-    else:
-        data.found["demonstrations"] = len(await load_demonstrations(method.data, read))
+    match method:
+        case Grpo():
+            task = await load_task(method.task, read, data.rewards)
+            task.step_items(request.seed, 1, 1)
+            data.found["train_items"] = len(task.train_items)
+        case Dpo():
+            data.found["pairs"] = len(await load_pairs(method.data, read))
+        case Sft():
+            data.found["demonstrations"] = len(await load_demonstrations(method.data, read, method.train_on))
 
 
 async def _read_evaluation(request: TrainRequested, read: Read, data: _Data) -> None:
     if request.evaluation is None:
         return
-    task = await load_task(request.evaluation.task, read)
+    task = await load_task(request.evaluation.task, read, data.rewards)
     data.found["held_out_items"] = len(task.held_out(request.evaluation.items))
     data.scoring = Scoring(task.sha256, task.scorer)
 
@@ -137,6 +151,24 @@ def _foreign(body: Mapping[str, Any], tenant: str | None) -> list[str]:
     if tenant is None or not isinstance(policy, str) or policy.split("/", 1)[0] == tenant:
         return []
     return [f"policy: {policy[:130]!r} is not of your tenant; policies of yours are named {tenant}/…"]
+
+
+def step_errors(request: TrainRequested) -> list[str]:
+    """Numbers of steps that do not go together."""
+    method, every, errors = request.method, request.eval_every, []
+    if method.optimizer.warmup_steps > method.steps:
+        errors.append(
+            f"method.optimizer.warmup_steps: {method.optimizer.warmup_steps} is above the run's {method.steps} steps, "
+            f"so the learning rate would never be reached; allowed are 0 to {method.steps}"
+        )
+    if isinstance(method, Grpo) and every is not None and every % method.steps_per_record:
+        per = method.steps_per_record
+        errors.append(
+            f"eval_every: {every} is no multiple of {per}; with {method.epochs} epochs of {method.minibatches} "
+            f"minibatches every rollout record gets {per} steps, and only the last of them makes a revision that "
+            f"can be scored; allowed are {per}, {2 * per}, {3 * per} and so on"
+        )
+    return errors
 
 
 def limit_errors(request: TrainRequested, lora: Lora, base: Base, engines: Readiness) -> list[str]:

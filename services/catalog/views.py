@@ -33,7 +33,6 @@ from shared.catalog.api import (
 
 def run_view(session: Session, row: RunRow) -> RunView:
     step = session.scalar(select(func.max(CheckpointRow.step)).where(CheckpointRow.run_id == row.run_id))
-    last = runs.last_revision(session, row.run_id)
     return RunView.model_validate(
         {
             "run_id": row.run_id,
@@ -47,7 +46,7 @@ def run_view(session: Session, row: RunRow) -> RunView:
             "created_at": iso(row.created_at),
             "started_at": iso_or_none(row.started_at),
             "ended_at": iso_or_none(row.ended_at),
-            "revision": last.revision if last else None,
+            "revision": runs.result_of(session, row),
             "promoted": row.promoted,
             "request_source": row.request_source,
             "request_id": row.request_id,

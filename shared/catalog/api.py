@@ -211,6 +211,8 @@ class PolicyView(Message):
 
 
 class RunView(Message):
+    """`revision`: the one that the run stands for: the one that it picked, else its last so far."""
+
     run_id: str
     policy: str | None
     base: str | None

@@ -9,13 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from services.catalog.database import Database, sqlite_url
-from services.catalog.migrate import migrate
+from services.catalog.migrate import SCRIPTS, migrate
 from services.catalog.register import register
 from services.catalog.tables import PolicyRow, RevisionRow, RunRow, Table
 from shared.errors import Fatal
@@ -38,6 +40,29 @@ def test_migrating_again_changes_nothing_and_keeps_the_rows(tmp_path: Path) -> N
     migrate(lab.database.engine, str(tmp_path))
     assert lab.run(run_id) is not None
     lab.close()
+
+
+def _upgrade(database: Database, schema: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, schema)
+
+
+def test_an_older_directory_is_brought_up_to_date_with_its_rows(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path))
+    _upgrade(database, "0001")
+    columns = "run_id, token, state, steps, outcome, request, request_source, request_id, traceparent, created_at"
+    values = "'r', 't', 'completed', 1, 'promoted', '{}', 's', 'i', 'x', 0.0"
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO runs ({columns}, promoted) VALUES ({values}, 1)")
+    migrate(database.engine, str(tmp_path))
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+    kept = database.read_now(lambda session: session.scalars(select(RunRow)).one())
+    assert (kept.run_id, kept.outcome, kept.promoted, kept.picked) == ("r", "promoted", True, None)
+    database.close()
 
 
 def test_a_newer_directory_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_revision_that_cannot_load_fails_the_run_with_its_reason(lab: Lab, fai
         lab.clock.now += 901
     lab.advance(run_id)
     run = lab.run(run_id)
-    assert run.state == "failed"
+    assert (run.state, run.waiting_for) == ("failed", None), "what is over is not looked at again"
     assert ("0 of 14 modules applied" if failed else "ready on 0 of 1") in run.outcome
 
 

@@ -22,21 +22,26 @@ READY = {"p@1": 1, "p@2": 1, "p@3": 1, "p@9": 1}
         (replace(SFT, done=1), plan.Update(2, export=True)),
         (replace(SFT, done=2), plan.Export(2)),
         (replace(SFT, done=2, exported=True), plan.Register(2)),
-        (replace(SFT, done=2, exported=True, revision="p@1"), plan.Update(3, export=False)),
+        (replace(SFT, done=2, exported=True, revisions={2: "p@1"}), plan.Update(3, export=False)),
         (replace(SFT, done=3), plan.Update(4, export=True)),
         (replace(SFT, done=4), plan.Export(4)),
         (replace(SFT, done=4, exported=True), plan.Register(4)),
         (GRPO, plan.Rollout(1, None)),
-        (replace(GRPO, record=True), plan.Update(1, export=True)),
+        (replace(GRPO, records={1: "open"}), plan.Wait()),
+        (replace(GRPO, records={1: "committed"}), plan.Update(1, export=True)),
         (replace(GRPO, parent="p@9"), plan.AwaitReady("p@9")),
         (replace(GRPO, parent="p@9", ready=READY), plan.Rollout(1, "p@9")),
         (replace(GRPO, done=1), plan.Export(1)),
         (replace(GRPO, done=1, exported=True), plan.Register(1)),
-        (replace(GRPO, done=1, exported=True, revision="p@1"), plan.AwaitReady("p@1")),
-        (replace(GRPO, done=1, exported=True, revision="p@1", ready=READY), plan.Rollout(2, "p@1")),
-        (replace(GRPO, done=1, exported=True, revision="p@1", record=True), plan.Update(2, export=True)),
+        (replace(GRPO, done=1, exported=True, revisions={1: "p@1"}), plan.AwaitReady("p@1")),
+        (replace(GRPO, done=1, exported=True, revisions={1: "p@1"}, ready=READY), plan.Rollout(2, "p@1")),
+        (
+            replace(GRPO, done=1, exported=True, revisions={1: "p@1"}, records={2: "committed"}),
+            plan.Update(2, export=True),
+        ),
         (replace(GRPO, done=3, exported=True), plan.Register(3)),
-        (replace(GRPO, open_command="c"), plan.Wait("c")),
+        (replace(GRPO, records={1: "committed"}, working="update"), plan.Wait()),
+        (replace(GRPO, done=1, working="export"), plan.Wait()),
     ],
 )
 def test_training(now: Situation, expected: plan.Action) -> None:
@@ -44,7 +49,12 @@ def test_training(now: Situation, expected: plan.Action) -> None:
 
 
 TRAINED = Situation(
-    Goal("sft", 1, evaluates=True, promote_to="live"), parent="p@1", done=1, exported=True, revision="p@2", ready=READY
+    Goal("sft", 1, evaluates=True, promote_to="live"),
+    parent="p@1",
+    done=1,
+    exported=True,
+    revisions={1: "p@2"},
+    ready=READY,
 )
 
 
@@ -56,7 +66,7 @@ def _gate(**gate: object) -> Situation:
     ("now", "expected"),
     [
         (TRAINED, Next("evaluating", plan.Evaluate("last", "p@2"))),
-        (replace(TRAINED, open_command="c"), Next("evaluating", plan.Wait("c"))),
+        (replace(TRAINED, working="evaluation"), Next("evaluating", plan.Wait())),
         (replace(TRAINED, ready={}), Next("evaluating", plan.AwaitReady("p@2"))),
         (_gate(no_worse_than="parent"), Next("evaluating", plan.Evaluate("parent", "p@1"))),
         (replace(_gate(no_worse_than="parent"), ready={"p@2": 1}), Next("evaluating", plan.AwaitReady("p@1"))),
@@ -66,23 +76,23 @@ def _gate(**gate: object) -> Situation:
             replace(_gate(no_worse_than="base"), reference_score=0.1),
             Next("evaluating", plan.Evaluate("last", "p@2")),
         ),
-        (replace(TRAINED, score=0.3), Next("promoting", plan.Promote("p@2", "live"))),
+        (replace(TRAINED, scores={1: 0.3}), Next("promoting", plan.Promote("p@2", "live"))),
         (
-            replace(_gate(at_least=0.5), score=0.31),
-            Next("evaluating", plan.Complete("not promoted: score 0.31 is below at_least 0.5")),
+            replace(_gate(at_least=0.5), scores={1: 0.31}),
+            Next("evaluating", plan.Complete("not promoted: score 0.31 is below at_least 0.5", "p@2")),
         ),
-        (replace(_gate(at_least=0.5), score=0.5), Next("promoting", plan.Promote("p@2", "live"))),
+        (replace(_gate(at_least=0.5), scores={1: 0.5}), Next("promoting", plan.Promote("p@2", "live"))),
         (
-            replace(_gate(no_worse_than="parent"), score=0.3, reference_score=0.4),
-            Next("evaluating", plan.Complete("not promoted: score 0.3 is below the parent p@1's 0.4")),
+            replace(_gate(no_worse_than="parent"), scores={1: 0.3}, reference_score=0.4),
+            Next("evaluating", plan.Complete("not promoted: score 0.3 is below the parent p@1's 0.4", "p@2")),
         ),
         (
-            replace(_gate(no_worse_than="parent"), score=0.4, reference_score=0.4),
+            replace(_gate(no_worse_than="parent"), scores={1: 0.4}, reference_score=0.4),
             Next("promoting", plan.Promote("p@2", "live")),
         ),
         (
-            replace(_gate(at_least=0.9, no_worse_than="base"), score=0.5, reference_score=0.4),
-            Next("evaluating", plan.Complete("not promoted: score 0.5 is below at_least 0.9")),
+            replace(_gate(at_least=0.9, no_worse_than="base"), scores={1: 0.5}, reference_score=0.4),
+            Next("evaluating", plan.Complete("not promoted: score 0.5 is below at_least 0.9", "p@2")),
         ),
     ],
 )
@@ -101,7 +111,7 @@ UNJUDGED = replace(TRAINED, goal=replace(TRAINED.goal, evaluates=False))
         (replace(UNJUDGED, min_ready=2), plan.AwaitReady("p@2")),
         (
             replace(UNJUDGED, alias_expected=3, alias_version=4, alias_moved_by="ann"),
-            plan.Complete("not promoted: alias moved by ann"),
+            plan.Complete("not promoted: alias moved by ann", "p@2"),
         ),
         (
             replace(UNJUDGED, ready={}, failed={"p@2": "bad files"}),
@@ -123,7 +133,7 @@ def test_promotion_that_waits_too_long_completes_unpromoted() -> None:
 def test_without_an_alias_the_run_completes_when_it_is_registered() -> None:
     now = replace(UNJUDGED, goal=replace(UNJUDGED.goal, promote_to=None), ready={})
     assert isinstance(next_action(now).action, plan.Complete)
-    judged = replace(TRAINED, goal=replace(TRAINED.goal, promote_to=None), score=0.25)
+    judged = replace(TRAINED, goal=replace(TRAINED.goal, promote_to=None), scores={1: 0.25})
     action = next_action(judged).action
     assert isinstance(action, plan.Complete)
     assert "with score 0.25" in action.outcome
@@ -137,18 +147,18 @@ def test_a_wait_for_another_revision_does_not_inherit_the_time() -> None:
 def _carry_out(now: Situation, action: plan.Action) -> Situation:
     """The world after an action succeeded."""
     match action:
-        case plan.Rollout():
-            return replace(now, record=True)
+        case plan.Rollout(step):
+            return replace(now, records={**now.records, step: "committed"})
         case plan.Update(step):
-            return replace(now, done=step, record=False, exported=False, revision=None)
+            return replace(now, done=step, exported=False)
         case plan.Export():
             return replace(now, exported=True)
         case plan.Register(step):
-            return replace(now, revision=f"p@{step}")
+            return replace(now, revisions={**now.revisions, step: f"p@{step}"})
         case plan.AwaitReady(revision):
             return replace(now, ready={**now.ready, revision: now.min_ready})
         case plan.Evaluate("last"):
-            return replace(now, score=0.5)
+            return replace(now, scores={**now.scores, now.done: 0.5})
         case plan.Evaluate():
             return replace(now, reference_score=0.4)
     raise AssertionError(action)
@@ -157,7 +167,13 @@ def _carry_out(now: Situation, action: plan.Action) -> Situation:
 GOALS = [
     Goal(method, steps, save_every, evaluates, at_least, no_worse_than, promote_to)
     for method, steps, save_every, evaluates, at_least, no_worse_than, promote_to in itertools.product(
-        ("sft", "grpo"), (1, 2, 5), (None, 1, 2), (True, False), (None, 0.9), (None, "parent", "base"), (None, "live")
+        ("sft", "dpo", "grpo"),
+        (1, 2, 5),
+        (None, 1, 2),
+        (True, False),
+        (None, 0.9),
+        (None, "parent", "base"),
+        (None, "live"),
     )
 ]
 

@@ -23,6 +23,7 @@ from shared.catalog.api import MoveAlias
 from shared.errors import Fatal, Refused
 from shared.residency import Desired, ReadyRevision, Replica
 from shared.store.memory import MemoryStore
+from tests.catalog_flows import dpo
 from tests.catalog_kit import TINY, Lab, eventually, put_nothing, sft
 
 
@@ -151,6 +152,11 @@ def test_a_command_that_is_done_is_never_waited_for_again(lab: Lab) -> None:
 
     with pytest.raises(Fatal, match="is committed already"):
         lab.database.write_now(again)
+
+
+def test_pairs_of_an_accepted_request_are_named(lab: Lab) -> None:
+    lab.request(dpo())
+    assert "data/acme/pairs" in {row.key for row in lab.rows(FileRow)}
 
 
 def test_data_of_an_accepted_request_is_named(lab: Lab) -> None:

@@ -15,6 +15,8 @@ from services.catalog.readiness import Readiness
 from services.catalog.validate import Validator
 from shared.store import keys
 from shared.store.memory import MemoryStore
+from shared.tasks import RewardSettings
+from tests.catalog_flows import dpo, with_method
 from tests.catalog_kit import Lab, bases_by_name, evaluation, grpo, make_base, sft
 
 BASES = bases_by_name(make_base(), make_base("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"))
@@ -43,7 +45,7 @@ def _with(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ("body", "says"),
     [
         (_with(sft(), "base", "tiny/lama"), "did you mean tiny/llama?); known are HuggingFaceTB/SmolLM2-135M-Instruct"),
-        (_with(sft(), "method.kind", "ppo"), "'sft', 'grpo'"),
+        (_with(sft(), "method.kind", "ppo"), "'sft', 'dpo', 'grpo'"),
         (_with(grpo(), "method.task.kind", "chess"), "'arithmetic', 'jsonl'"),
         (_with(sft(), "lora", {"target_modules": ["q_proj", "lm_head"]}), "lm_head cannot be trained on tiny/llama"),
         (_with(sft(), "lora", {"rank": 64}), "lora.rank: 64 is above the maximum of 16"),
@@ -62,6 +64,21 @@ def _with(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         (sft(promote_to="LIVE!"), "is not an alias name"),
         (sft(colour="red"), "colour"),
         (_with(grpo(), "method.max_tokens", 5000), "does not fit the context of tiny/llama, which is 2048 tokens"),
+        (
+            _with(sft(steps=5), "method.optimizer", {"learning_rate": 1e-3, "warmup_steps": 6}),
+            "method.optimizer.warmup_steps: 6 is above the run's 5 steps",
+        ),
+        (
+            with_method(grpo(steps=12, evaluation=evaluation(), eval_every=6), epochs=2, minibatches=2),
+            "eval_every: 6 is no multiple of 4; with 2 epochs of 2 minibatches every rollout record gets 4 steps",
+        ),
+        (with_method(grpo(steps=6), epochs=2, minibatches=2), "steps must be a multiple of 4"),
+        (sft(eval_every=2), "eval_every needs an evaluation"),
+        (sft(evaluation=evaluation(), promote="best"), "promote: best needs eval_every"),
+        (sft(evaluation=evaluation(), stop_when={"target_score": 0.5}), "stop_when on scores needs eval_every"),
+        (sft(stop_when={}), "name at least one of target_score, no_progress_steps, max_tokens"),
+        (with_method(dpo(), max_length=5000), "method.max_length: 5000 does not fit the context of tiny/llama"),
+        (dpo(), "there is no data at data/acme/pairs"),
         (_with(grpo(), "method.task", {"kind": "arithmetic", "reward": {"kind": "regex", "pattern": "("}}), "compile"),
     ],
 )
@@ -126,6 +143,49 @@ async def test_a_reference_that_is_wrong_is_named(
 ) -> None:
     body = _jsonl_sft(change(await _data(store, [CHAT])))
     assert says in "; ".join((await validator.check(body)).errors)
+
+
+PAIR = json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "3"})
+
+
+async def test_pairs_are_read_and_counted(validator: Validator, store: MemoryStore) -> None:
+    body = _with(dpo(), "method.data", {"kind": "jsonl", "data": await _data(store, [PAIR, PAIR, PAIR])})
+    checked = await validator.check(body)
+    assert checked.errors == []
+    assert checked.resolved["pairs"] == 3
+
+
+async def test_a_broken_pair_is_numbered(validator: Validator, store: MemoryStore) -> None:
+    half = json.dumps({"prompt": "1+1", "chosen": "2"})
+    body = _with(dpo(), "method.data", {"kind": "jsonl", "data": await _data(store, [PAIR, half])})
+    (error,) = (await validator.check(body)).errors
+    assert error.startswith("method: line 2")
+
+
+def _rewarded(reward: dict[str, Any]) -> dict[str, Any]:
+    return _with(grpo(), "method.task", {"kind": "arithmetic", "reward": reward})
+
+
+async def test_webhooks_are_called_on_allowed_hosts_only(lab: Lab, store: MemoryStore) -> None:
+    rewards = RewardSettings.parsed("judge.example")
+    validator = Validator(lab.database, store, BASES, Readiness, rewards)
+    allowed = _rewarded({"kind": "webhook", "url": "https://judge.example/score"})
+    assert (await validator.check(allowed)).errors == []
+    other = _rewarded({"kind": "webhook", "url": "https://judge.example.org/score"})
+    for body in (other, grpo(evaluation={"task": other["method"]["task"]})):
+        (error,) = (await validator.check(body)).errors
+        assert "judge.example.org" in error
+
+
+async def test_what_is_not_installed_is_refused_at_once(validator: Validator) -> None:
+    (error,) = (await validator.check(_rewarded({"kind": "plugin", "name": "nobody-has-this"}))).errors
+    assert error.startswith("method: ")
+    assert "nobody-has-this" in error
+
+
+async def test_every_record_may_be_scored_on_the_way(validator: Validator) -> None:
+    body = with_method(grpo(steps=12, evaluation=evaluation(), eval_every=4), epochs=2, minibatches=2)
+    assert (await validator.check(body)).errors == []
 
 
 async def test_a_broken_line_is_numbered(validator: Validator, store: MemoryStore) -> None:
