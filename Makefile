@@ -1,12 +1,13 @@
-# The seven targets a person needs; each sets up what it uses.
+# The seven targets a person needs, and one for an optional library; each sets up what it uses.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml schemas/pyproject.toml Makefile | cksum | cut -d' ' -f1)
+GYM_STAMP := .venv/.reasoning-gym-$(shell cat requirements-reasoning-gym.lock | cksum | cut -d' ' -f1)
 TORCH_WHEELS := https://download.pytorch.org/whl/cpu/torch/
 SMOLLM2 := $(or $(MINT_CACHE),$(HOME)/.cache/mint)/bases/smollm2-135m
 
-.PHONY: setup check test test-slow demo clean
+.PHONY: setup reasoning-gym check test test-slow demo clean
 
 setup: $(STAMP) $(SMOLLM2)/model.safetensors
 
@@ -24,6 +25,14 @@ $(STAMP):
 $(SMOLLM2)/model.safetensors: | $(STAMP)
 	$(BIN)/python -m services.learner.convert_smollm2 $(SMOLLM2)
 
+# The puzzles of reasoning-gym: an extra, since one of its parts is compiled from C.
+reasoning-gym: $(GYM_STAMP)
+
+$(GYM_STAMP): | $(STAMP)
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -r requirements-reasoning-gym.lock
+	@rm -f .venv/.reasoning-gym-*
+	@touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,10 +42,10 @@ check: $(STAMP)
 	$(BIN)/python schemas/compat.py
 	$(BIN)/python -m shared.bus.render --check
 
-test: setup
+test: setup $(GYM_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: setup
+test-slow: setup $(GYM_STAMP)
 	$(BIN)/python -m pytest -m slow
 
 demo: setup

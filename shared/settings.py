@@ -41,5 +41,6 @@ class CommonSettings(BaseSettings):
     log_level: str = "INFO"
     heartbeat_s: Annotated[float, Field(gt=0, description="seconds between lease renewals")] = 5.0
     ack_wait_s: Annotated[float, Field(gt=0, description="the bus table's ack wait; the same for all processes")] = 30.0
+    reward_hosts: Annotated[str, Field(description="hosts that reward webhooks may call: host or host:port, …")] = ""
     fault: str = ""
     fault_dir: Path | None = None

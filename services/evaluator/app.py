@@ -20,7 +20,7 @@ from services.evaluator.scoring import Scorer
 from shared.errors import Fatal
 from shared.sampling.remote import RemoteSampler
 from shared.service import Resources
-from shared.tasks import TaskLoader
+from shared.tasks import RewardSettings, TaskLoader
 from shared.text import TextCodec
 from shared.worker import serve_commands
 
@@ -68,5 +68,6 @@ async def build(resources: Resources) -> AsyncIterator[EvaluatorApp]:
             scorers[base.name] = Scorer(
                 sampler, base, codec, settings.evaluator_items_in_flight, settings.evaluator_patience_s
             )
-        handler = EvaluationHandler(scorers, TaskLoader(resources.store.get))
+        rewards = RewardSettings.parsed(settings.reward_hosts, settings.evaluator_scoring_concurrency)
+        handler = EvaluationHandler(scorers, TaskLoader(resources.store.get, rewards))
         yield EvaluatorApp(resources, settings, sampler, handler)

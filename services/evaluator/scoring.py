@@ -64,6 +64,23 @@ class Details(BaseModel):
 
 
 @dataclass(frozen=True)
+class _Answer:
+    item: TaskItem
+    completion: str
+    finish_reason: str
+
+    def scored(self, score: float) -> ScoredItem:
+        return ScoredItem(
+            id=self.item.id,
+            prompt=self.item.messages,
+            answer=self.item.answer,
+            completion=self.completion,
+            finish_reason=self.finish_reason,
+            score=score,
+        )
+
+
+@dataclass(frozen=True)
 class Scorer:
     """Samples through `sampler`, `items_in_flight` items at once."""
 
@@ -74,31 +91,27 @@ class Scorer:
     patience_s: float = 180.0
 
     async def details(self, command: EvaluationRequested, task: TaskSet, check: Callable[[], None]) -> Details:
-        """`check` is called before each item and raises when the work is no longer wanted.
+        """`check` is called before each item and before scoring, and raises when the work is no longer
+        wanted. All completions are scored as one batch.
 
         Raises Fatal naming the prompt (reward, template, context length) or the revision that answered
         instead, and Retryable while serving is away."""
         try:
-            items = task.held_out(command.items)
+            items = await asyncio.to_thread(lambda: list(task.held_out(command.items)))
         except ValueError as error:
             raise Fatal(f"nothing to evaluate on: {error}") from error
         proved = ProvedSampler(self.sampler, self.base, command.adapter_sha256, check, self.patience_s)
         attempt = uuid.uuid4().hex[:8]
 
-        async def score(item: TaskItem) -> ScoredItem:
+        async def answer(item: TaskItem) -> _Answer:
             sampled = await proved.sample(self._request(command, item, attempt))
             sequence = sampled.sequences[0]
-            completion = self.codec.decode(sequence.token_ids)
-            return ScoredItem(
-                id=item.id,
-                prompt=item.messages,
-                answer=item.answer,
-                completion=completion,
-                finish_reason=sequence.finish_reason,
-                score=await asyncio.to_thread(task.score, item, completion),
-            )
+            return _Answer(item, self.codec.decode(sequence.token_ids), sequence.finish_reason)
 
-        scored = await gather_bounded(self.items_in_flight, score, items)
+        answers = await gather_bounded(self.items_in_flight, answer, items)
+        check()
+        scores = await task.score_batch([(answered.item, answered.completion) for answered in answers])
+        scored = [answered.scored(score) for answered, score in zip(answers, scores, strict=True)]
         return Details(
             run_id=command.run_id,
             base=self.base.name,

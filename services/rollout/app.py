@@ -20,7 +20,7 @@ from services.rollout.handlers import RolloutHandler
 from shared.errors import Fatal
 from shared.sampling.remote import RemoteSampler
 from shared.service import Resources
-from shared.tasks import TaskLoader
+from shared.tasks import RewardSettings, TaskLoader
 from shared.text import TextCodec
 from shared.worker import serve_commands
 
@@ -68,5 +68,6 @@ async def build(resources: Resources) -> AsyncIterator[RolloutApp]:
             samplers[base.name] = GroupSampler(
                 sampler, base, codec, settings.rollout_groups_in_flight, settings.rollout_patience_s
             )
-        handler = RolloutHandler(samplers, TaskLoader(resources.store.get))
+        rewards = RewardSettings.parsed(settings.reward_hosts, settings.rollout_scoring_concurrency)
+        handler = RolloutHandler(samplers, TaskLoader(resources.store.get, rewards))
         yield RolloutApp(resources, settings, sampler, handler)

@@ -13,3 +13,4 @@ class RolloutSettings(CommonSettings):
     rollout_commands_in_flight: int = Field(4, ge=1, description="commands worked on at once, per base")
     rollout_groups_in_flight: int = Field(16, ge=1, description="groups of one command sampled at once")
     rollout_patience_s: float = Field(180.0, ge=0, description="how long a group waits for a serving replica")
+    rollout_scoring_concurrency: int = Field(4, ge=1, description="calls of rewards at once")

@@ -1,4 +1,4 @@
-"""Sampling and scoring the groups of one step.
+"""Sampling and scoring the groups of one rollout record.
 
 In: a command, its task, and a sampler; out: the rollout record. Invariants: every trajectory comes from
 the revision that the command names; tokens are drawn from the plain distribution at the command's
@@ -51,7 +51,8 @@ class GroupSampler:
         Raises Fatal naming the prompt (reward, template, context length) or the revision that answered
         instead, and Retryable while serving is away."""
         try:
-            items = task.step_items(command.seed, command.step, command.prompts)
+            number = command.record or command.step
+            items = await asyncio.to_thread(task.step_items, command.seed, number, command.prompts)
         except ValueError as error:
             raise Fatal(f"step {command.step} has no prompts: {error}") from error
         proved = ProvedSampler(self.sampler, self.base, command.adapter_sha256, check, self.patience_s)
@@ -61,9 +62,12 @@ class GroupSampler:
             position, item = place
             request = self._request(command, position, item, attempt)
             sampled = await proved.sample(request)
-            trajectories = await asyncio.to_thread(self._trajectories, task, item, sampled)
             return Group(
-                prompt_id=item.id, prompt_ids=request.prompt, answer=item.answer, trajectories=tuple(trajectories)
+                prompt_id=item.id,
+                prompt_ids=request.prompt,
+                answer=item.answer,
+                prompt=self.codec.decode(request.prompt),
+                trajectories=await self._trajectories(task, item, sampled),
             )
 
         groups = await gather_bounded(self.groups_in_flight, group, enumerate(items))
@@ -98,17 +102,17 @@ class GroupSampler:
             priority=BACKGROUND_PRIORITY,
         )
 
-    def _trajectories(self, task: TaskSet, item: TaskItem, sampled: Sampled) -> list[Trajectory]:
-        trajectories = []
-        for sequence in sampled.sequences:
-            text = self.codec.decode(sequence.token_ids)
-            trajectories.append(
-                Trajectory(
-                    token_ids=sequence.token_ids,
-                    logprobs=sequence.logprobs or (),
-                    reward=task.score(item, text),
-                    finish_reason=sequence.finish_reason,
-                    text=text,
-                )
+    async def _trajectories(self, task: TaskSet, item: TaskItem, sampled: Sampled) -> tuple[Trajectory, ...]:
+        """The group is scored as one batch, while other groups are sampled."""
+        texts = await asyncio.to_thread(lambda: [self.codec.decode(s.token_ids) for s in sampled.sequences])
+        rewards = await task.score_batch([(item, text) for text in texts])
+        return tuple(
+            Trajectory(
+                token_ids=sequence.token_ids,
+                logprobs=sequence.logprobs or (),
+                reward=reward,
+                finish_reason=sequence.finish_reason,
+                text=text,
             )
-        return trajectories
+            for sequence, text, reward in zip(sampled.sequences, texts, rewards, strict=True)
+        )

@@ -12,6 +12,8 @@ from shared.errors import Fatal
 
 ADAPTER_FILE = "adapter.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+GRADIENTS_FILE = "gradients.safetensors"
+OLD_LOGPROBS_FILE = "old_logprobs.safetensors"
 STATE_FILE = "state.json"
 PROBE_FILE = "probe.json"
 FORMAT = 1
@@ -19,7 +21,8 @@ FORMAT = 1
 
 class TrainingState(BaseModel):
     """`step` is the run's, `optimizer_step` counts the steps that the moments have seen (a skipped step
-    is in the first alone). `seed` and `step` are the data position and the RNG: all else derives from them."""
+    is in the first alone), `accumulated` the forward_backwards since the last of them. `seed` and `step` are
+    the data position and the RNG: all else derives from them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     format: int = FORMAT
@@ -34,6 +37,7 @@ class TrainingState(BaseModel):
     seed: int
     step: int
     optimizer_step: int
+    accumulated: int = 0
 
 
 def read_state(data: bytes) -> TrainingState:

@@ -24,17 +24,20 @@ class Trajectory(BaseModel):
 
 
 class Group(BaseModel):
-    """The trajectories of one prompt; advantages are relative to the group."""
+    """The trajectories of one prompt; advantages are relative to the group. `prompt` is `prompt_ids` as
+    text for people, without special tokens; empty in records that do not have it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     prompt_id: str
     prompt_ids: tuple[int, ...]
     answer: str
+    prompt: str = ""
     trajectories: tuple[Trajectory, ...]
 
 
 class RolloutRecord(BaseModel):
-    """`revision` None means that the base model sampled it."""
+    """`revision` None means that the base model sampled it. `step` is the first optimizer step that uses
+    it; several may."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     format: int = 1

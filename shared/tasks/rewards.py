@@ -1,51 +1,65 @@
-"""Rewards: from (completion, expected answer) to a number.
+"""From the tagged union of a request to a reward and its name.
 
-A pattern comes from whoever asked for the run, so matching it is bounded (`patterns.py`).
+Input that others wrote (patterns, and the expressions in completions) is worked on within bounds of time
+and memory (`host.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
-from mint_schemas.training import ExactMatch, Regex, Reward
+from mint_schemas.training import ExactMatch, MathVerify, PluginReward, Regex, Reward, WebhookReward
 
-from shared.errors import Fatal
-from shared.tasks.patterns import Pattern, PatternError
+from shared.tasks.hosted import HostError
+from shared.tasks.maths import MathReward, math_scorer
+from shared.tasks.patterns import Pattern
+from shared.tasks.plugin import Plugin, plugin_scorer
+from shared.tasks.reward import NO_HOSTS, BatchReward, OneByOne, RewardError, RewardSettings
+from shared.tasks.webhook import Webhook, webhook_scorer
 
 __all__ = ["RewardError", "reward_function", "scorer_name"]
 
 
-class RewardError(Fatal):
-    """A reward raised or was not finite; the message names the prompt."""
-
-
 def scorer_name(reward: Reward) -> str:
-    """Stable, and different for rewards that score differently."""
+    """Stable, and different for rewards that score differently. Raises ValueError for a plugin that is
+    not installed, and for math_verify where its library is not."""
     match reward:
         case ExactMatch():
             return "exact_match"
         case Regex():
             return f"regex:{hashlib.sha256(reward.pattern.encode()).hexdigest()[:16]}"
+        case MathVerify():
+            return math_scorer()
+        case PluginReward():
+            return plugin_scorer(reward)
+        case WebhookReward():
+            return webhook_scorer(reward)
 
 
-def reward_function(reward: Reward) -> Callable[[str, str], float]:
-    """Raises ValueError for a pattern that does not compile."""
+def reward_function(reward: Reward, settings: RewardSettings = NO_HOSTS) -> OneByOne | BatchReward:
+    """Raises ValueError for a reward that cannot be had here: a pattern that does not compile, a plugin
+    that is not installed, a host that is not allowed."""
     match reward:
         case ExactMatch():
             return _exact_match
         case Regex():
             return _regex(reward.pattern)
+        case MathVerify():
+            return MathReward(settings.concurrency)
+        case PluginReward():
+            return Plugin(reward)
+        case WebhookReward():
+            return Webhook(reward, settings.hosts)
 
 
 def _exact_match(completion: str, answer: str) -> float:
     return float(completion.strip() == answer.strip())
 
 
-def _regex(pattern: str) -> Callable[[str, str], float]:
+def _regex(pattern: str) -> OneByOne:
     try:
         bounded = Pattern(pattern)
-    except (PatternError, BrokenPipeError) as error:
+    except HostError as error:
         raise ValueError(f"the reward's pattern {pattern!r:.200} does not compile: {error}") from error
 
     def score(completion: str, answer: str) -> float:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
@@ -37,7 +40,68 @@ TOKENS = Counter("mint_tokens_total", "Tokens, by what was done with them", ["ba
 STEP_SECONDS = Histogram(
     "mint_step_seconds", "Time of one optimizer step", ["method"], buckets=_SECONDS, registry=REGISTRY
 )
+STEP_PART_SECONDS = Histogram(
+    "mint_step_part_seconds",
+    "Time of one part of a step: restore, reference, forward_backward, optimizer, write",
+    ["part"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+TURN_WAIT_SECONDS = Histogram(
+    "mint_turn_wait_seconds", "Time a step waited for others' turns", ["base"], buckets=_SECONDS, registry=REGISTRY
+)
 REWARD_MEAN = Gauge("mint_reward_mean", "Mean reward of the newest rollout record", ["base"], registry=REGISTRY)
+
+_STEP = ("base", "method")
+STEPS_SKIPPED = Counter(
+    "mint_steps_skipped_total", "Steps that had no row left to learn from", _STEP, registry=REGISTRY
+)
+STEP_LOSS = Gauge("mint_step_loss", "Loss of the newest step of any policy", _STEP, registry=REGISTRY)
+# Distributions over steps, since one number for hundreds of policies would be that of whichever came last.
+STEP_FIGURES = {
+    "mismatch_mean": Histogram(
+        "mint_step_mismatch_mean",
+        "Mean |lp_old - q| of a step: the learner's logprob against the sampler's",
+        _STEP,
+        buckets=(0.0001, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
+        registry=REGISTRY,
+    ),
+    "mismatch_max": Histogram(
+        "mint_step_mismatch_max",
+        "Largest |lp_old - q| of a step",
+        _STEP,
+        buckets=(0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        registry=REGISTRY,
+    ),
+    "ratio_mean": Histogram(
+        "mint_step_ratio_mean",
+        "Mean exp(lp_old - q) of a step, 1 when both compute one distribution",
+        _STEP,
+        buckets=(0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 1, 1.01, 1.02, 1.05, 1.1, 1.25, 2),
+        registry=REGISTRY,
+    ),
+    "effective_sample_size": Histogram(
+        "mint_step_effective_sample_size",
+        "Share of a step's tokens that its importance weights leave, 1 at best",
+        _STEP,
+        buckets=(0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1),
+        registry=REGISTRY,
+    ),
+    "kl": Histogram(
+        "mint_step_kl",
+        "Mean k3 distance of a step from the run's starting revision",
+        _STEP,
+        buckets=(0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+        registry=REGISTRY,
+    ),
+    "grad_norm": Histogram(
+        "mint_step_grad_norm",
+        "Gradient norm of a step before clipping",
+        _STEP,
+        buckets=(0.001, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+        registry=REGISTRY,
+    ),
+}
 
 LOAD_SECONDS = Histogram(
     "mint_revision_load_seconds", "Time of one cold load", ["base", "outcome"], buckets=_SECONDS, registry=REGISTRY
@@ -49,3 +113,16 @@ IN_FLIGHT = Gauge("mint_samples_in_flight", "Sample requests that run now", ["ba
 RUNS = Gauge("mint_runs", "Runs by state", ["state"], registry=REGISTRY)
 OUTBOX_WAITING = Gauge("mint_outbox_waiting", "Outbox rows not yet acknowledged by the bus", registry=REGISTRY)
 REDRIVEN = Counter("mint_commands_redriven_total", "Commands issued again for silent runs", registry=REGISTRY)
+
+
+def record_step_metrics(base_token: str, method: str, metrics: Mapping[str, float], skipped: bool = False) -> None:
+    """One step's figures by their names in `policy.updated`; those that are not watched, and values that
+    are not finite, are left out."""
+    if skipped:
+        STEPS_SKIPPED.labels(base_token, method).inc()
+    known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    if "loss" in known:
+        STEP_LOSS.labels(base_token, method).set(known["loss"])
+    for name, figure in STEP_FIGURES.items():
+        if name in known:
+            figure.labels(base_token, method).observe(known[name])

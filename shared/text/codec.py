@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.text.template import ChatTemplate, Message, read_chat_template
+from shared.text.turns import TrainOn, learnt_turns, turn_span
 
 __all__ = ["Message", "TextCodec"]
 
@@ -65,36 +66,28 @@ class TextCodec:
         """The prompt after which the assistant's next turn follows."""
         return self.encode(self.chat_text(messages))
 
-    def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """A whole chat, and which of its tokens the assistant says: its turns and the token that ends
-        each, but not what the template puts around them. Both lists have one entry a token.
+    def conversation(
+        self, messages: Sequence[Message], train_on: TrainOn = "assistant"
+    ) -> tuple[list[int], list[bool]]:
+        """A whole chat, and which of its tokens are to be learnt: what the turns that `train_on` names say
+        and the token that ends each, but not what the template puts around them. Both lists have one entry
+        a token. `assistant`: each of its turns but those of `weight` 0; `last`: the last turn, which is the
+        assistant's; `chosen`: the turns of `weight` 1, whoever speaks.
 
-        Raises ValueError without an assistant turn, and for a template that renders a turn differently
-        when others follow it (no span of the text would be the assistant's)."""
-        text = self.chat_text(messages, add_generation_prompt=False)
+        Raises ValueError for a chat without such a turn, and for a template that renders a turn differently
+        when others follow it (no span of the text would be the turn's)."""
+        turns = learnt_turns(messages, train_on)
+        plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+        text = self.chat_text(plain, add_generation_prompt=False)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = list(encoding.ids)
         mask = [False] * len(ids)
-        for start, end in self._assistant_spans(messages, text):
+        for start, end in (turn_span(self._template, plain, turn, text) for turn in turns):
             inside = [i for i, (a, b) in enumerate(encoding.offsets) if start <= a and b <= end]
             last = max((i for i in inside if ids[i] in self.eos_ids), default=max(inside, default=-1))
             for i in inside:
                 mask[i] = i <= last
         return ids, mask
-
-    def _assistant_spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-        """Character ranges: from behind the generation prompt to the end of the rendered turn."""
-        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-        if not turns:
-            raise ValueError("the chat has no assistant turn to learn from")
-        spans = []
-        for i in turns:
-            before = self._template.render(messages[:i], True) if i else ""
-            through = self._template.render(messages[: i + 1], False)
-            if not (through.startswith(before) and text.startswith(through)):
-                raise ValueError("the chat template rewrites earlier turns; split the chat into one per answer")
-            spans.append((len(before), len(through)))
-        return spans
 
 
 class Detokenizer:

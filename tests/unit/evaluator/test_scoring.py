@@ -1,5 +1,6 @@
 """Greedy scores on held-out items, and the details behind them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from services.evaluator.scoring import Details, Scorer
 from shared.errors import Fatal
 from shared.sampling.fake import FakeSampler
 from shared.tasks import TaskLoader, load_task, task_digest
+from shared.tasks.reward import Sample
 from shared.text import TextCodec
 from tests.sampling import (
     ADAPTER_SHA256,
@@ -107,6 +109,25 @@ async def test_a_score_of_something_else_is_never_reported(codec: TextCodec) -> 
     sampler.adapters = {REVISION: "f" * 64}
     with pytest.raises(Fatal, match="adapter sha256 ffff"):
         await handler(codec, sampler)(command(), as_any(KeptFiles()), as_any(Lease()))
+
+
+async def test_all_items_are_scored_as_one_batch(codec: TextCodec) -> None:
+    class Batches:
+        batch_size = 16
+        sizes: tuple[int, ...] = ()
+
+        async def scores(self, samples: Sequence[Sample]) -> list[float]:
+            self.sizes += (len(samples),)
+            return [float(sample.completion == sample.answer) for sample in samples]
+
+    reward = Batches()
+    task = replace(await load_task(SUMS, no_files), reward=reward)
+    details = await Scorer(answering(codec, right_below_twenty), small_base(), codec).details(
+        command(), task, lambda: None
+    )
+    assert sorted(reward.sizes) == [8, 16, 16]
+    assert [item.score for item in details.items] == [float(int(item.answer) < 20) for item in details.items]
+    assert {item.score for item in details.items} == {0.0, 1.0}
 
 
 async def test_a_broken_reward_names_the_prompt(codec: TextCodec) -> None:

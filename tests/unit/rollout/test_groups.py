@@ -1,7 +1,9 @@
 """Sampling and scoring one step's groups, through a sampler that knows the sums."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gzip
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from shared.rl.record import RolloutRecord
 from shared.sampling.fake import FakeSampler, token_logprob
 from shared.sampling.port import Sampled, Sampler, SampleStream
 from shared.tasks import TaskSet, load_task
+from shared.tasks.reward import Sample
 from shared.text import TextCodec
 from tests.sampling import ADAPTER_SHA256, BASE_SHA256, REVISION, Lease, answering, load_codec, no_files, small_base
 
@@ -75,6 +78,76 @@ async def test_a_record_holds_what_was_sampled_and_by_whom(codec: TextCodec, tas
         assert first.logprobs == tuple(token_logprob(token) for token in first.token_ids)
         assert first.finish_reason == "stop"
     assert RolloutRecord.from_bytes(record.to_bytes()) == record
+
+
+async def test_records_of_several_steps_ask_every_prompt_once_an_epoch(codec: TextCodec) -> None:
+    """The record's number picks the prompts; its step jumps by the steps that a record gets."""
+    small = await load_task(ArithmeticTask(kind="arithmetic", max_operand=9), no_files)
+    asked: list[str] = []
+    for number in range(1, len(small.train_items) // 20 + 1):
+        request = command(step=(number - 1) * 4 + 1, record=number, prompts=20)
+        record = await sampler_for(codec, answering(codec, half_right)).record(request, small, lambda: None)
+        asked += [group.prompt_id for group in record.groups]
+    assert sorted(asked) == sorted(item.id for item in small.train_items)
+
+
+async def test_a_group_shows_its_prompt_as_text(codec: TextCodec, task: TaskSet) -> None:
+    record = await sampler_for(codec, answering(codec, half_right)).record(command(prompts=1), task, lambda: None)
+    asked = task.step_items(11, 4, 1)[0].messages[0]["content"]
+    assert record.groups[0].prompt.endswith(f"user\n{asked}\nassistant\n")
+    assert "<|im_start|>" not in record.groups[0].prompt
+
+
+async def test_a_record_without_prompt_texts_is_still_read(codec: TextCodec, task: TaskSet) -> None:
+    record = await sampler_for(codec, answering(codec, half_right)).record(command(), task, lambda: None)
+    content = json.loads(gzip.decompress(record.to_bytes()))
+    for group in content["groups"]:
+        del group["prompt"]
+    read = RolloutRecord.from_bytes(gzip.compress(json.dumps(content).encode()))
+    assert [group.prompt for group in read.groups] == [""] * 5
+    assert [g.trajectories for g in read.groups] == [g.trajectories for g in record.groups]
+
+
+async def test_a_completion_that_was_cut_says_so_and_is_scored(codec: TextCodec, task: TaskSet) -> None:
+    sampler = answering(codec, lambda a, b, index: str(a + b) if index == 0 else "a very long story about numbers")
+    record = await sampler_for(codec, sampler).record(command(max_tokens=5), task, lambda: None)
+    for group in record.groups:
+        assert [t.finish_reason for t in group.trajectories] == ["stop", "length", "length", "length"]
+        assert [t.reward for t in group.trajectories] == [1.0, 0.0, 0.0, 0.0]
+        assert [len(t.token_ids) for t in group.trajectories[1:]] == [5, 5, 5]
+
+
+async def test_a_group_is_scored_as_one_batch_while_others_are_sampled(codec: TextCodec, task: TaskSet) -> None:
+    class Batches:
+        batch_size = None
+        batches: list[list[Sample]]
+
+        async def scores(self, samples: Sequence[Sample]) -> list[float]:
+            self.batches.append(list(samples))
+            if len(self.batches) == 1:
+                await all_asked.wait()
+            return [float(sample.completion == sample.answer) for sample in samples]
+
+    class Counting(Wrong):
+        asked = 0
+
+        async def sample(self, base: str, request: SampleRequest) -> Sampled:
+            self.asked += 1
+            if self.asked == 5:
+                all_asked.set()
+            return await self._inner.sample(base, request)
+
+    all_asked, reward = asyncio.Event(), Batches()
+    reward.batches = []
+    record = await sampler_for(codec, Counting(answering(codec, half_right)), groups_in_flight=2).record(
+        command(), replace(task, reward=reward), lambda: None
+    )
+    assert all_asked.is_set()
+    assert {frozenset(s.id for s in batch) for batch in reward.batches} == {
+        frozenset([g.prompt_id]) for g in record.groups
+    }
+    assert [len(batch) for batch in reward.batches] == [4] * 5
+    assert all([t.reward for t in group.trajectories] == [1.0, 0.0, 1.0, 0.0] for group in record.groups)
 
 
 async def test_the_distribution_is_the_plain_one_at_the_commands_temperature(codec: TextCodec, task: TaskSet) -> None:

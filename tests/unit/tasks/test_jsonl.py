@@ -1,5 +1,7 @@
 """A tenant's own lines: what is taken, and complaints that name the line."""
 
+import json
+
 import pytest
 
 from shared.tasks import TaskItem, parse_messages_jsonl, parse_prompts_jsonl
@@ -62,6 +64,64 @@ def test_a_bad_chat_is_named_by_its_line(line: bytes, message: str) -> None:
 def test_a_bad_prompt_is_named_by_its_line(line: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_prompts_jsonl(PROMPT + line)
+
+
+def test_a_chat_is_called_by_its_line_in_the_file() -> None:
+    assert [chat.name for chat in parse_messages_jsonl(GOOD + b"\n  \r\n" + GOOD + b"\n" + GOOD)] == [
+        "line-1",
+        "line-4",
+        "line-6",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'{"prompt": "p", "answer": "1", "answer": "2"}', "'answer'"),
+        (b'{"prompt": [{"role": "user", "role": "system", "content": "c"}], "answer": "1"}', "'role'"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(line: bytes, key: str) -> None:
+    with pytest.raises(ValueError, match=f"line 2 has the key {key} twice"):
+        parse_prompts_jsonl(PROMPT + line)
+
+
+def chat(*turns: tuple[str, object]) -> bytes:
+    messages = [
+        {"role": role, "content": "x", **({} if weight is None else {"weight": weight})} for role, weight in turns
+    ]
+    return json.dumps({"messages": messages}).encode()
+
+
+def test_messages_carry_their_weights() -> None:
+    (read,) = parse_messages_jsonl(chat(("user", 1), ("assistant", 0), ("assistant", None), ("user", 0.0)))
+    assert [message.get("weight") for message in read] == [1, 0, None, 0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "train_on", "message"),
+    [
+        (
+            [("user", None), ("assistant", 2)],
+            "assistant",
+            r"line 3: `messages\[1\]` has the weight 2; a weight is 0 or 1",
+        ),
+        ([("user", True), ("assistant", 1)], "assistant", r"line 3: `messages\[0\]` has the weight True"),
+        ([("user", "1"), ("assistant", 1)], "assistant", r"line 3: `messages\[0\]` has the weight '1'"),
+        ([("user", 1), ("assistant", 0)], "assistant", "line 3: every message of the assistant has the weight 0"),
+        ([("user", 0), ("assistant", None)], "chosen", "line 3: train_on is chosen, but no message has the weight 1"),
+        ([("assistant", None), ("user", None)], "last", "line 3: train_on is last, but the last message is the user's"),
+    ],
+)
+def test_a_line_that_teaches_nothing_is_named(turns: list[tuple[str, object]], train_on: str, message: str) -> None:
+    good = chat(("user", 1), ("assistant", 1))
+    with pytest.raises(ValueError, match=message):
+        parse_messages_jsonl(good + b"\n\n" + chat(*turns) + b"\n" + good, train_on)
+
+
+def test_what_is_chosen_may_be_anybodys_turn() -> None:
+    (read,) = parse_messages_jsonl(chat(("user", 1), ("assistant", 0)), "chosen")
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xef\xbb\xbf"])
