@@ -1,4 +1,4 @@
-"""A run as it happens: its server-sent events become a progress bar with the reward or the loss.
+"""A run as it happens: its server-sent events become a progress bar with what the run is about.
 
 A cut stream is continued behind the last event seen, since the journal is durable.
 """
@@ -6,11 +6,12 @@ A cut stream is continued behind the last event seen, since the journal is durab
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cli.errors import FAILED, UNREACHABLE, CliError
 from cli.gateway import Gateway, run_path
@@ -18,6 +19,8 @@ from cli.terminal import err
 
 RECONNECTS = 30
 RECONNECT_S = 1.0
+SPEED_WINDOW_S = 600.0
+"""What the time left is estimated from; a step may take minutes."""
 
 
 def run_events(gateway: Gateway, run_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,10 +72,9 @@ def _rollout(body: dict[str, Any]) -> str:
 
 
 def _updated(body: dict[str, Any]) -> str:
-    loss = body.get("metrics", {}).get("loss")
-    return f"step {body['step']}: " + (
-        "skipped" if body.get("skipped") else f"loss {loss:.4f}" if loss is not None else "done"
-    )
+    metrics = body.get("metrics", {})
+    figures = [text for name in ("loss", "margin", "accuracy") if (text := _figure(name, metrics.get(name)))]
+    return f"step {body['step']}: " + ("skipped" if body.get("skipped") else ", ".join(figures) or "done")
 
 
 def _evaluated(body: dict[str, Any]) -> str:
@@ -98,27 +100,48 @@ def _lines(events: Iterator[tuple[str, dict[str, Any]]], steps: int) -> None:
 def _bar(events: Iterator[tuple[str, dict[str, Any]]], steps: int) -> None:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn("{task.fields[signal]}"),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, transient=False) as progress:
+    with Progress(*columns, console=err, transient=False, speed_estimate_period=SPEED_WINDOW_S) as progress:
         task = progress.add_task("queued", total=steps, signal="")
+        signals: dict[str, str] = {}
         for kind, body in events:
-            _advance(progress, task, kind, body)
+            _advance(progress, task, signals, kind, body)
 
 
-def _advance(progress: Progress, task: Any, kind: str, body: dict[str, Any]) -> None:
+def _advance(progress: Progress, task: Any, signals: dict[str, str], kind: str, body: dict[str, Any]) -> None:
     if kind == "policy.updated":
-        loss = body.get("metrics", {}).get("loss")
-        signal = progress.tasks[0].fields["signal"]
-        if loss is not None and not signal.startswith("reward"):
-            signal = f"loss {loss:.4f}"
-        progress.update(task, completed=body["step"], signal=signal)
-    elif kind == "rollout.completed":
-        progress.update(task, signal=f"reward {body['reward_mean']:.3f}")
+        signals.pop("skipped", None)
+    signals.update(signals_of(kind, body))
+    progress.update(task, signal=" · ".join(signals.values()))
+    if kind == "policy.updated":
+        progress.update(task, completed=body["step"])
     elif kind.startswith("run."):
         progress.update(task, description=kind.removeprefix("run."))
     elif kind in ("revision.evaluated", "alias.moved"):
         progress.console.print(describe(kind, body) or "", markup=False)
+
+
+def signals_of(kind: str, body: dict[str, Any]) -> dict[str, str]:
+    """The figures that a fact says, by name: the newest of each is what the bar shows."""
+    metrics = body.get("metrics", {}) if kind == "policy.updated" else {}
+    if kind == "policy.updated" and body.get("skipped"):
+        return {"skipped": f"step {body['step']} skipped"}
+    values = {
+        "reward": body.get("reward_mean") if kind == "rollout.completed" else None,
+        "loss": metrics.get("loss"),
+        "margin": metrics.get("margin"),
+        "score": body.get("score") if kind == "revision.evaluated" else None,
+    }
+    return {name: text for name, value in values.items() if (text := _figure(name, value))}
+
+
+def _figure(name: str, value: float | None) -> str | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return f"{name} {value:.0%}" if name == "accuracy" else f"{name} {value:.{4 if name == 'loss' else 3}f}"

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from cli import data_commands, policy_commands, run_commands, stack_commands
+from cli import data_commands, look_commands, policy_commands, run_commands, stack_commands
 from cli.errors import FAILED, CliError
 from cli.terminal import err
 from shared.errors import MintError
@@ -34,10 +34,14 @@ for command in (
     policy_commands.alias,
     policy_commands.rollback,
     policy_commands.chat,
+    look_commands.rollouts,
     data_commands.report,
 ):
     app.command()(command)
-run_app.command("show")(run_commands.run_show)
+run_app.command("show")(look_commands.run_show)
+run_app.command("watch")(look_commands.run_watch)
+run_app.command("plot")(look_commands.run_plot)
+run_app.command("metrics")(look_commands.run_metrics)
 data_app.command("put")(data_commands.put)
 base_app.command("add")(stack_commands.base_add)
 app.add_typer(run_app, name="run")

@@ -1,12 +1,14 @@
-"""`mint train`, `runs`, `run show`, `cancel`: asking for a better policy and watching what comes of it."""
+"""`mint train`, `runs`, `cancel`: asking for a better policy, and taking it back."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
+from mint_schemas import TrainRequested
+from mint_schemas.training import Dpo, Grpo, Sft, Task
 
-from cli.follow import describe, follow
+from cli.follow import follow
 from cli.gateway import Gateway, run_path
 from cli.options import Data, Json, Limit, Url, connect
 from cli.spec import read_spec
@@ -53,14 +55,6 @@ def runs(
     show(found, json, lambda _: print_table(("run", "policy", "method", "state", "step", "outcome"), rows))
 
 
-def run_show(run_id: str, url: Url = None, data: Data = None, json: Json = False) -> None:
-    """One run: what was asked, where it is, each fact so far."""
-    with connect(url, data) as gateway:
-        run = gateway.get(run_path(run_id))
-        run["journal"] = gateway.get(f"{run_path(run_id)}/journal")
-    show(run, json, _print_run)
-
-
 def cancel(
     run_id: str,
     reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "cancelled by request",
@@ -76,24 +70,24 @@ def cancel(
 
 def _validate(gateway: Gateway, request: dict[str, Any], json: bool) -> None:
     answer = gateway.post("/mint/v1/runs", {**request, "dry_run": True})
-    show(answer, json, lambda it: out.print(f"valid: {it['policy']} on {it['base']}", markup=False))
+    show(answer, json, lambda it: out.print(f"valid: {it['policy']} on {it['base']}: {_plan(request)}", markup=False))
 
 
-def _print_run(run: dict[str, Any]) -> None:
-    trace = (run.get("traceparent") or "").split("-")
-    for label, value in (
-        ("run", run["run_id"]),
-        ("policy", run["policy"]),
-        ("base", run["base"]),
-        ("state", f"{run['state']} (step {run['step']} of {run['steps']})"),
-        ("outcome", run["outcome"] or None),
-        ("revision", run["revision"]),
-        ("asked", f"{run['request_source']} {run['request_id']}"),
-        ("trace", trace[1] if len(trace) > 1 else None),
-    ):
-        if value is not None:
-            out.print(f"{label:9} {value}", markup=False)
-    for entry in run["journal"]:
-        text = describe(entry["type"].removeprefix("mint.v1."), entry["body"])
-        if text is not None:
-            out.print(f"{entry['at'][:19]}  {text}", markup=False)
+def _plan(request: dict[str, Any]) -> str:
+    """What would run, in words: the method, its steps and what they learn from."""
+    method = TrainRequested.model_validate(request).method
+    match method:
+        case Grpo():
+            rows = f"{method.prompts_per_step} prompts × {method.group_size} samples a record"
+            rows += f", {method.steps_per_record} steps a record" if method.steps_per_record > 1 else ""
+            source = f"{rows}, task {_task(method.task)}"
+        case Dpo():
+            source = f"{method.batch_size} pairs a step"
+        case Sft():
+            rows = f"{method.batch_size} chats a step"
+            source = f"{rows}, task {_task(method.data.task)}" if method.data.kind == "task" else rows
+    return f"{method.kind}, {method.steps} steps, {source}"
+
+
+def _task(task: Task) -> str:
+    return f"{task.kind} {task.name}" if task.kind == "reasoning_gym" else task.kind

@@ -37,6 +37,8 @@ def test_train_follow_show_chat_and_report(shared_stack: StackProcess, tmp_path:
     shown = mint("run", "show", run["run_id"]).stdout
     assert "acme/cli:live → acme/cli@1" in shown
     assert "trace" in shown
+    assert "loss  last" in shown
+    assert f"run {run['run_id']} completed" in mint("run", "watch", run["run_id"]).stdout
     assert any(it["policy"] == "acme/cli" for it in shared_stack.mint_json("policies"))
     assert shared_stack.mint_json("revisions", "acme/cli")[0]["aliases"] == ["live"]
 
@@ -46,6 +48,45 @@ def test_train_follow_show_chat_and_report(shared_stack: StackProcess, tmp_path:
 
     mint("report", run["run_id"], "--to", str(tmp_path / "report"))
     assert json.loads((tmp_path / "report" / "report.json").read_text())["runs"][0]["run_id"] == run["run_id"]
+
+
+def test_a_grpo_run_is_looked_at_from_every_side(shared_stack: StackProcess, tmp_path: Path) -> None:
+    mint = shared_stack.mint
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say {n}", "answer": "x"}) + "\n" for n in range(40)))
+    ref = shared_stack.mint_json("data", "put", str(prompts), "--tenant", "acme")
+    # About half of what an untrained policy says matches, so that there is something to learn from.
+    task = {"kind": "jsonl", "data": ref, "reward": {"kind": "regex", "pattern": "[a-m]"}}
+    sizes = {"prompts_per_step": 4, "group_size": 4, "max_tokens": 3, "minibatches": 2, "epochs": 1}
+    method = {"kind": "grpo", "task": task, "steps": 4, **sizes}
+    path = tmp_path / "grpo.json"
+    path.write_text(json.dumps({"policy": "acme/looked-at", "base": TINY_NAME, "method": method}))
+    assert (
+        "grpo, 4 steps, 4 prompts × 4 samples a record, 2 steps a record, task jsonl"
+        in mint("train", str(path), "--dry-run").stdout
+    )
+    run_id = json.loads(mint("train", str(path), "--follow", "--json").stdout)["run_id"]
+
+    shown = mint("run", "show", run_id).stdout
+    assert "reward  last" in shown
+    assert "time per stage" in shown
+    assert max(len(line) for line in shown.splitlines() if "┤" in line) <= 80
+
+    steps = [json.loads(line) for line in mint("run", "metrics", run_id).stdout.splitlines()]
+    assert [(step["step"], step["rollout"]["record_step"]) for step in steps] == [(1, 1), (2, 1), (3, 3), (4, 3)]
+    assert all(step["committed"] and step["seconds"]["update"] > 0 for step in steps)
+    mint("run", "plot", run_id, "--out", str(tmp_path / "run.png"))
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+    worst = shared_stack.mint_json("rollouts", run_id, "--step", "4", "--worst", "--limit", "16")
+    assert (worst["record_step"], worst["total"], len(worst["items"])) == (3, 16, 16)
+    rewards = [item["reward"] for item in worst["items"]]
+    assert rewards == sorted(rewards)
+    assert all("say " in item["prompt"] and 1 <= item["tokens"] <= 3 for item in worst["items"])
+    assert "step 4 (record of step 3): 16 samples of 4 prompts" in mint("rollouts", run_id, "--step", "4").stdout
+    missing = mint("rollouts", run_id, "--step", "5", check=False)
+    assert missing.returncode == 2
+    assert "steps 1–4 have one" in missing.stderr
 
 
 @pytest.mark.parametrize(

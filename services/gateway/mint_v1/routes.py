@@ -11,6 +11,7 @@ from services.gateway.edge import EdgeRoute, no_such_route
 from services.gateway.mint_v1 import policies, revisions, runs
 from services.gateway.mint_v1.data import put_data
 from services.gateway.mint_v1.progress import run_progress
+from services.gateway.mint_v1.rollouts import show_rollouts
 from services.gateway.mint_v1.status import show_status
 from services.gateway.mint_v1.submit import submit_run
 
@@ -56,7 +57,7 @@ def mint_router(route: type[EdgeRoute]) -> APIRouter:
     router.add_api_route("/runs/{run_id}/cancel", runs.cancel_run, methods=post)
     router.add_api_route("/runs/{run_id}/journal", runs.run_journal, methods=get)
     router.add_api_route("/runs/{run_id}/progress", run_progress, methods=get, responses=EVENTS)
-    router.add_api_route("/runs/{run_id}/rollouts/{step}", runs.rollout_record, methods=get)
+    router.add_api_route("/runs/{run_id}/rollouts/{step}", show_rollouts, methods=get)
     router.add_api_route("/policies", policies.list_policies, methods=get)
     one = "/policies/{tenant}/{policy}"
     router.add_api_route(one, policies.show_policy, methods=get)

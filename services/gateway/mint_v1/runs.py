@@ -1,23 +1,19 @@
-"""Runs as people see them: list, show, cancel, and the rollout records of their steps."""
+"""Runs as people see them: list, show, journal, cancel."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import Path, Query
-from mint_schemas.common import FileRef
+from fastapi import Query
 from mint_schemas.names import PolicyName
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.gateway.edge import Caller, Here
 from services.gateway.mint_v1.owned import Cursor, Limit, owned_run
 from shared.catalog.api import CancelRequest, JournalEntry, Page, RunView
-from shared.errors import Refused
-from shared.rl.record import RolloutRecord
 
-__all__ = ["Cancel", "cancel_run", "list_runs", "rollout_record", "run_journal", "show_run"]
+__all__ = ["Cancel", "cancel_run", "list_runs", "run_journal", "show_run"]
 
-ROLLOUT = "mint.v1.rollout.completed"
 State = Literal["queued", "running", "evaluating", "promoting", "completed", "failed", "cancelled"]
 
 
@@ -57,16 +53,3 @@ async def cancel_run(run_id: str, gateway: Here, caller: Caller, body: Cancel | 
     await owned_run(gateway, caller, run_id)
     reason = (body or Cancel()).reason
     return await gateway.catalog.cancel(run_id, CancelRequest(actor=caller.actor, reason=reason))
-
-
-async def rollout_record(run_id: str, step: Annotated[int, Path(ge=1)], gateway: Here, caller: Caller) -> RolloutRecord:
-    """What was sampled for one step: prompts, completions, rewards, and the revision that sampled."""
-    await owned_run(gateway, caller, run_id)
-    found: dict[str, Any] | None = None
-    for entry in await gateway.catalog.journal(run_id):
-        if entry.type == ROLLOUT and entry.body.get("step") == step:
-            found = entry.body
-    if found is None:
-        raise Refused(f"run {run_id} has no rollout record of step {step}", code="not_found", status=404)
-    data = await gateway.store.get(FileRef.model_validate(found["record"]))
-    return RolloutRecord.from_bytes(data)

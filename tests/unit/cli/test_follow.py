@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cli.errors import UNREACHABLE, CliError
-from cli.follow import describe, follow, run_events
+from cli.follow import describe, follow, run_events, signals_of
 from cli.gateway import Gateway, ServerEvent
 
 
@@ -82,3 +84,34 @@ def test_facts_in_words() -> None:
     assert describe("policy.updated", {"step": 2, "skipped": True}) == "step 2: skipped"
     assert describe("run.failed", {"outcome": "rank too high"}) == "rank too high"
     assert describe("revision.exported", {}) is None
+
+
+def test_the_figures_of_each_method() -> None:
+    assert signals_of("rollout.completed", {"step": 1, "reward_mean": 0.5}) == {"reward": "reward 0.500"}
+    dpo = {"step": 3, "metrics": {"loss": 0.6, "margin": 0.25, "accuracy": 0.75}}
+    assert signals_of("policy.updated", dpo) == {"loss": "loss 0.6000", "margin": "margin 0.250"}
+    assert describe("policy.updated", dpo) == "step 3: loss 0.6000, margin 0.250, accuracy 75%"
+    scored = {"revision": "acme/adder@4", "score": 0.5, "items": 256}
+    assert signals_of("revision.evaluated", scored) == {"score": "score 0.500"}
+    assert signals_of("policy.updated", {"step": 4, "skipped": True, "metrics": {}}) == {"skipped": "step 4 skipped"}
+    assert signals_of("run.running", {}) == {}
+
+
+def test_on_a_terminal_the_bar_shows_the_newest_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=160, highlight=False)
+    monkeypatch.setattr("cli.follow.err", screen)
+    facts = [
+        ("run.running", {}),
+        ("policy.updated", {"step": 1, "skipped": True, "metrics": {}}),
+        ("policy.updated", {"step": 2, "metrics": {"loss": 0.5, "margin": 1.5}}),
+        ("revision.evaluated", {"revision": "acme/adder@2", "score": 0.25, "items": 8}),
+    ]
+    monkeypatch.setattr("cli.follow.run_events", lambda gateway, run_id: iter(facts))
+    with Cut() as gateway:
+        follow(gateway, "r", 2)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "acme/adder@2 scores 0.250 on 8 held-out items" in shown
+    last = shown[shown.rindex("running") :]
+    assert "loss 0.5000 · margin 1.500 · score 0.250" in last
+    assert "2/2" in last
+    assert "skipped" not in last

@@ -11,8 +11,7 @@ from mint_schemas.training import TrainRequested
 
 from shared.catalog import api
 from shared.errors import Retryable
-from shared.rl.record import RolloutRecord
-from tests.unit.gateway.kit import BASE, BASE_SHA256, Kit, run_view
+from tests.unit.gateway.kit import BASE, Kit, run_view
 
 TASK = {"kind": "arithmetic"}
 REQUEST: dict[str, Any] = {
@@ -290,29 +289,3 @@ async def test_progress_waits_for_news_and_outlasts_a_silent_catalog() -> None:
     ]
     assert ": the catalog does not answer" in text
     assert ": waiting" in text
-
-
-async def test_a_rollout_record_is_shown_by_run_and_step(kit: Kit) -> None:
-    record = RolloutRecord(
-        run_id="r1",
-        step=2,
-        policy="acme/adder",
-        base=BASE,
-        base_sha256=BASE_SHA256,
-        revision="acme/adder@1",
-        adapter_sha256="1" * 64,
-        temperature=1.0,
-        max_tokens=4,
-        task_sha256="e" * 64,
-        seed=0,
-        groups=(),
-    )
-    ref = await kit.store.put("attempts/r1/rollout-2/a/record.json.gz", record.to_bytes())
-    kit.catalog.run_views["r1"] = run_view("r1", REQUEST)
-    kit.catalog.entries = [_entry(5, "rollout.completed", step=2, record=ref.model_dump())]
-    async with kit.http() as http:
-        found = await http.get("/mint/v1/runs/r1/rollouts/2")
-        missing = await http.get("/mint/v1/runs/r1/rollouts/3")
-    assert RolloutRecord.model_validate(found.json()) == record
-    assert missing.status_code == 404
-    assert "step 3" in missing.json()["error"]["message"]
