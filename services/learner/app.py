@@ -1,10 +1,11 @@
-"""Wiring: settings and resources → a learner for the service shell."""
+"""Wiring: settings and resources → a learner for the service shell, alone or as the leader of a group."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import torch
 import transformers
@@ -13,46 +14,67 @@ from mint_schemas.commands import UpdateRequested
 
 from services.learner.base_model import ResidentBase
 from services.learner.config import LearnerSettings
+from services.learner.group_bench import GroupBench
+from services.learner.leader import LeadBench, Leader
+from services.learner.ranks import Open, Ranks
 from services.learner.slots import SlotTable
 from services.learner.step import UpdateJob
 from services.learner.trainer import TorchTrainer
-from services.learner.workbench import Workbench
+from services.learner.workbench import Schedule, Workbench
 from shared.bases import Base
 from shared.errors import Fatal
 from shared.service import Resources
 from shared.text.codec import TextCodec
 from shared.worker import serve_commands
 
+# less than what the shell gives a service to stop: a turn ends at its next micro-batch
+_LEAVE_S = 15.0
+
 
 class LearnerApp:
-    """Holds the base models resident and works on their `update.requested`, one step at a time per base."""
+    """Holds the base models resident and works on their `update.requested`, one turn at a time per base."""
 
     routers: Sequence[APIRouter] = ()
 
-    def __init__(self, resources: Resources, settings: LearnerSettings, bases: Iterable[Base]) -> None:
+    def __init__(
+        self, resources: Resources, settings: LearnerSettings, bases: Iterable[Base], leader: Leader | None = None
+    ) -> None:
         self._resources, self._settings, self._bases = resources, settings, tuple(bases)
+        self._leader = leader
 
     async def start(self) -> None:
-        benches = {base.name: await asyncio.to_thread(make_bench, base, self._settings) for base in self._bases}
+        benches = {base.name: await asyncio.to_thread(self._open, base) for base in self._bases}
         job = UpdateJob(benches, self._resources.store)
-        await serve_commands(self._resources, "mint.v1.update.requested", UpdateRequested, job, benches)
+        await serve_commands(
+            self._resources,
+            "mint.v1.update.requested",
+            UpdateRequested,
+            job,
+            benches,
+            self._settings.learner_commands_in_flight,
+        )
 
     async def stop(self) -> None:
-        return None
+        if self._leader is not None:
+            await asyncio.to_thread(self._leader.close, _LEAVE_S)
 
     def healthy(self) -> str | None:
         return None
 
+    def _open(self, base: Base) -> Workbench:
+        return (
+            make_bench(base, self._settings) if self._leader is None else lead_bench(base, self._settings, self._leader)
+        )
+
 
 @asynccontextmanager
-async def build(resources: Resources) -> AsyncIterator[LearnerApp]:
+async def build(resources: Resources, ranks: Ranks | None = None) -> AsyncIterator[LearnerApp]:
+    """`ranks`: the group that this process leads."""
     settings = resources.settings
     if not isinstance(settings, LearnerSettings):
         raise Fatal(f"the learner needs LearnerSettings, not {type(settings).__name__}")
-    if settings.learner_threads:
-        torch.set_num_threads(settings.learner_threads)
-    transformers.utils.logging.disable_progress_bar()
-    yield LearnerApp(resources, settings, bases_of(settings, resources.bases))
+    leader = None if ranks is None else Leader(ranks)
+    yield LearnerApp(resources, settings, bases_of(settings, resources.bases), leader)
 
 
 def bases_of(settings: LearnerSettings, bases: dict[str, Base]) -> list[Base]:
@@ -68,7 +90,36 @@ def bases_of(settings: LearnerSettings, bases: dict[str, Base]) -> list[Base]:
 
 def make_bench(base: Base, settings: LearnerSettings) -> Workbench:
     """Load one base model with its slots. Blocks for seconds."""
-    resident = ResidentBase(base.directory, settings.learner_precision, settings.learner_device)
-    slots = SlotTable(resident, settings.learner_slots)
-    trainer = TorchTrainer(resident, slots, settings.learner_batch_tokens)
-    return Workbench(base, resident, slots, trainer, TextCodec.load(base.directory))
+    return Workbench(*_parts(base, settings, None))
+
+
+def lead_bench(base: Base, settings: LearnerSettings, leader: Leader) -> Workbench:
+    """The same over all processes of the leader's group, each of which loads its share."""
+    bench: Workbench = leader.lead(
+        Open(base, settings), lambda: LeadBench(*_parts(base, settings, leader.ranks), leader=leader)
+    )
+    return bench
+
+
+def follow_bench(order: Open, ranks: Ranks) -> GroupBench:
+    """A follower's share of a base that the leader opens."""
+    return GroupBench(*_parts(order.base, order.settings, ranks), peers=ranks.peers)
+
+
+def _parts(base: Base, settings: LearnerSettings, ranks: Ranks | None) -> tuple[Any, ...]:
+    """The arguments of a workbench."""
+    if settings.learner_threads:
+        torch.set_num_threads(settings.learner_threads)
+    transformers.utils.logging.disable_progress_bar()
+    resident = ResidentBase(
+        base.directory,
+        settings.learner_precision,
+        base.target_modules,
+        ranks.device if ranks else settings.learner_device,
+        settings.learner_packing,
+        ranks.mesh if ranks else None,
+    )
+    slots = SlotTable(resident, settings.learner_slots, base.max_rank)
+    trainer = TorchTrainer(resident, settings.learner_batch_tokens, ranks.peers if ranks else None)
+    schedule = Schedule(settings.learner_schedule, settings.learner_joint_tokens)
+    return base, resident, slots, trainer, TextCodec.load(base.directory), schedule

@@ -1,6 +1,7 @@
 """Training checkpoints: everything that the next step needs, as files.
 
-A slot goes in, `adapter.safetensors`, `optimizer.safetensors` and `state.json` come out, and back.
+A slot goes in, `adapter.safetensors`, `optimizer.safetensors`, `gradients.safetensors` (where some are
+accumulated) and `state.json` come out, and back.
 Nothing of a step is random but what its (seed, step) derives, so these two are the RNG and the data
 position. Invariant: a slot restored from its files continues to the same bytes, at equal batch shapes
 and thread count.
@@ -21,7 +22,15 @@ from safetensors.torch import load, save
 from services.learner.slots import Slot, SlotShape
 from shared.adapters.layout import canonical_json
 from shared.errors import Fatal
-from shared.rl.checkpoint import ADAPTER_FILE, OPTIMIZER_FILE, PROBE_FILE, STATE_FILE, TrainingState, read_state
+from shared.rl.checkpoint import (
+    ADAPTER_FILE,
+    GRADIENTS_FILE,
+    OPTIMIZER_FILE,
+    PROBE_FILE,
+    STATE_FILE,
+    TrainingState,
+    read_state,
+)
 
 
 @dataclass(frozen=True)
@@ -44,17 +53,27 @@ def dump(slot: Slot, origin: Origin, step: int) -> dict[str, bytes]:
     """The files of a slot's state after `step`."""
     moments = {f"{name}.m1": tensor.cpu() for name, tensor in slot.optimizer.first.items()}
     moments |= {f"{name}.m2": tensor.cpu() for name, tensor in slot.optimizer.second.items()}
-    state = TrainingState(**vars(origin), **vars(slot.shape), step=step, optimizer_step=slot.optimizer.step_count)
-    return {
+    state = TrainingState(
+        **vars(origin),
+        **vars(slot.shape),
+        step=step,
+        optimizer_step=slot.optimizer.step_count,
+        accumulated=slot.accumulated,
+    )
+    files = {
         ADAPTER_FILE: adapter_bytes(slot),
         OPTIMIZER_FILE: save(moments),
         STATE_FILE: canonical_json(state.model_dump(mode="json")),
     }
+    if slot.gradients is not None:
+        files[GRADIENTS_FILE] = save({name: tensor.cpu() for name, tensor in slot.gradients.items()})
+    return files
 
 
 def restore(slot: Slot, files: Mapping[str, bytes], base_sha256: str, fresh_optimizer: bool) -> None:
     """Put a slot into a checkpoint's state. Without `optimizer.safetensors`, or on request, the moments
-    are zero. Raises Fatal, before anything is changed, for files that do not fit the slot or the base."""
+    are zero and no gradients are accumulated. Raises Fatal, before anything is changed, for files that do
+    not fit the slot or the base."""
     state = read_state(files[STATE_FILE])
     if state.base_sha256 != base_sha256:
         raise Fatal(
@@ -65,9 +84,12 @@ def restore(slot: Slot, files: Mapping[str, bytes], base_sha256: str, fresh_opti
         raise Fatal(f"the training checkpoint has {shape}, the run asks for {slot.shape}; they must be equal")
     adapter = _tensors(ADAPTER_FILE, files[ADAPTER_FILE], slot, {""})
     moments: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
     if OPTIMIZER_FILE in files and not fresh_optimizer:
         moments = _tensors(OPTIMIZER_FILE, files[OPTIMIZER_FILE], slot, {".m1", ".m2"})
-    slot.gradients = None
+        if state.accumulated:
+            gradients = _tensors(GRADIENTS_FILE, files.get(GRADIENTS_FILE, b""), slot, {""})
+    slot.forget_gradients()
     slot.optimizer.reset()
     with torch.no_grad():
         for name, parameter in slot.parameters.items():
@@ -76,6 +98,8 @@ def restore(slot: Slot, files: Mapping[str, bytes], base_sha256: str, fresh_opti
                 slot.optimizer.first[name].copy_(moments[f"{name}.m1"])
                 slot.optimizer.second[name].copy_(moments[f"{name}.m2"])
     slot.optimizer.step_count = state.optimizer_step if moments else 0
+    if gradients:
+        slot.restore_gradients(gradients, state.accumulated)
 
 
 def identity(checkpoint: CheckpointRef) -> str:

@@ -1,6 +1,6 @@
-"""What the training primitives eat: one row of token ids with what its loss needs, and micro-batches.
+"""What the training primitives eat: one row of token ids with what its loss needs.
 
-Datums go in, padded micro-batches come out. Invariant: a batch that reaches the base model is whole;
+Invariant: a batch that reaches the base model is whole;
 every row fits the context, every id is in the vocabulary, every array has the row's length.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.errors import Fatal
 
@@ -19,7 +19,8 @@ class Datum:
 
     `mask[i]`: position i takes part; elsewhere the logprob comes back as 0.0. `inputs` are the loss's
     own arrays of length L (`losses.py` says which), ignored outside the mask. `coefficients` weigh each
-    position's loss and are fixed from the whole step; `name` says in errors which row it was.
+    position's loss and are fixed from the whole step; `name` says in errors which row it was. Two rows with
+    the same non-empty `pair` are one pair, the chosen one first; they are never in different micro-batches.
     """
 
     name: str
@@ -28,6 +29,11 @@ class Datum:
     mask: tuple[bool, ...]
     inputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     coefficients: tuple[float, ...] | None = None
+    pair: str = ""
+
+    def with_input(self, name: str, values: Sequence[float]) -> Datum:
+        """The same row with one more (or another) input."""
+        return replace(self, inputs={**self.inputs, name: tuple(values)})
 
     @property
     def weighed(self) -> int:
@@ -69,16 +75,19 @@ def _fault(datum: Datum, needs: frozenset[str], vocab_size: int, max_context: in
     return None if outside is None else f"token id {outside} is outside the vocabulary of {vocab_size}"
 
 
-def micro_batches(data: Sequence[Datum], max_tokens: int) -> list[list[int]]:
-    """Indices of `data`, longest first, in batches of at most `max_tokens` padded tokens (one row at least).
+def units(data: Sequence[Datum]) -> list[list[int]]:
+    """Indices of `data` that must stay together: pairs, and every other row by itself; longest first, the
+    order a function of the lengths alone. Raises Fatal for a pair that is not two rows."""
+    together: dict[str, list[int]] = {}
+    for index, datum in enumerate(data):
+        together.setdefault((datum.pair and f"pair {datum.pair}") or f"row {index}", []).append(index)
+    for name, members in together.items():
+        if len(members) != (2 if name.startswith("pair ") else 1):
+            raise Fatal(f"{name} has {len(members)} rows; a pair is a chosen and a rejected one")
+    return sorted(together.values(), key=lambda members: -max(len(data[i].input_ids) for i in members))
 
-    Neighbours have near lengths, so that little of a batch is padding; the order is a function of the
-    lengths alone, so that the same step has the same shapes wherever it runs."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(data)), key=lambda i: -len(data[i].input_ids)):
-        longest = len(data[batches[-1][0]].input_ids) if batches else 0
-        if batches and longest * (len(batches[-1]) + 1) <= max_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
+
+def cost(rows: Sequence[Datum], padded: bool) -> int:
+    """Tokens that a forward pass over `rows` computes."""
+    lengths = [len(row.input_ids) for row in rows]
+    return max(lengths) * len(lengths) if padded else sum(lengths)

@@ -1,53 +1,104 @@
-"""GRPO as rows: a rollout record in, datums with group-relative advantages out; and the mismatch watch.
+"""GRPO as rows: a rollout record in, one minibatch of it out as datums with group-relative advantages.
 
-Invariant: what a row's tokens weigh is fixed from the whole record, after the groups that teach nothing
-are gone.
+Invariant: what a row's tokens weigh is fixed from the whole minibatch, after the groups and trajectories
+that take no part are gone; the minibatches of an epoch are a partition of what is left of the record.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import chain, compress
+from dataclasses import dataclass
+from functools import partial
 
-from mint_schemas.training import Grpo
+from mint_schemas.training import Grpo, IcePop, Tis
 
 from services.learner.datum import Datum
-from services.learner.losses import trajectory_coefficients
+from services.learner.grpo_report import mismatch, record_metrics, step_metrics
+from services.learner.losses import Config, trajectory_coefficients
 from services.learner.recipe import StepRows
 from services.learner.trainer import LossCall
 from shared.errors import Fatal
 from shared.rl.advantages import group_advantages, is_degenerate
 from shared.rl.record import Group, RolloutRecord, Trajectory
+from shared.tasks.permutation import Permutation
+
+__all__ = ["grpo_config", "grpo_rows", "mismatch"]
+
+OVERLONG = "length"
 
 
-def grpo_rows(record: RolloutRecord, method: Grpo) -> StepRows:
-    """One datum per trajectory of each group with differing rewards (arXiv:2402.03300).
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    prompt: tuple[int, ...]
+    trajectory: Trajectory
+    advantage: float
 
-    The loss is `grpo` at the record's temperature, with lp_old = sg(lp): one optimizer step per record.
-    Raises Fatal naming the prompt for a group that is no group or a trajectory that is not whole."""
+
+def grpo_rows(record: RolloutRecord, method: Grpo, epoch: int = 0, minibatch: int = 0, seed: int = 0) -> StepRows:
+    """One datum per trajectory that takes part, of the groups of this minibatch (arXiv:2402.03300).
+
+    A group takes part unless its rewards are all equal and `drop_zero_variance` is set; a trajectory unless
+    it was cut and `mask_overlong` is set (its reward still counts in its group's baseline). The groups left
+    are dealt to the minibatches anew for each epoch, by (seed, record step, epoch); there may be fewer of
+    them than minibatches. Raises Fatal naming the prompt for a group that is no group or a trajectory that
+    is not whole."""
     if record.temperature <= 0:
         raise Fatal(f"the record was sampled at temperature {record.temperature}; training needs more than 0")
-    kept: list[tuple[Group, Trajectory, float]] = []
-    dropped = 0
-    for group in record.groups:
-        advantages = _advantages(group)
-        if is_degenerate([trajectory.reward for trajectory in group.trajectories]):
-            dropped += 1
-            continue
-        kept += [(group, t, a) for t, a in zip(group.trajectories, advantages, strict=True)]
-    lengths = [len(trajectory.token_ids) for _, trajectory, _ in kept]
+    groups = [rows for i, group in enumerate(record.groups) if (rows := _group_rows(i, group, method))]
+    picked = _minibatch(len(groups), method.minibatches, minibatch, f"grpo|{seed}|{record.step}|{epoch}")
+    rows = [row for i in picked for row in groups[i]]
+    lengths = [len(row.trajectory.token_ids) for row in rows]
     weights = trajectory_coefficients(lengths, method.loss_aggregation, record.max_tokens)
-    data = [
-        _datum(group, trajectory, advantage, weight)
-        for (group, trajectory, advantage), weight in zip(kept, weights, strict=True)
-        if trajectory.token_ids
+    data = [_datum(row, weight) for row, weight in zip(rows, weights, strict=True) if row.trajectory.token_ids]
+    whole = [_datum(row, None) for group in groups for row in group if row.trajectory.token_ids]
+    config = grpo_config(method)
+    return StepRows(
+        data=data,
+        call=LossCall("grpo", config, record.temperature),
+        metrics=record_metrics(record, len(groups), [row.advantage for group in groups for row in group]),
+        record=whole if method.steps_per_record > 1 else (),
+        reference=method.kl is not None,
+        report=partial(step_metrics, config),
+    )
+
+
+def grpo_config(method: Grpo) -> Config:
+    """The method's options as the flat settings of the loss `grpo`."""
+    config: dict[str, float | str] = {
+        "objective": method.objective,
+        "clip_low": method.clip_low,
+        "clip_high": method.clip_high,
+    }
+    match method.correction:
+        case Tis(cap=cap):
+            config |= {"correction": "tis", "correction_cap": cap}
+        case IcePop(low=low, high=high):
+            config |= {"correction": "icepop", "correction_low": low, "correction_high": high}
+    if method.kl is not None:
+        config |= {
+            "kl": method.kl.estimator,
+            "kl_coefficient": method.kl.coefficient,
+            "kl_times_ratio": float(method.kl.times_ratio),
+        }
+    return config
+
+
+def _group_rows(index: int, group: Group, method: Grpo) -> list[_Row]:
+    """What of the group takes part, in order; the group is checked whole, whether or not it does."""
+    advantages = _advantages(group, method)
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    if method.drop_zero_variance and is_degenerate(rewards):
+        return []
+    return [
+        # an item may be asked twice in a step, so the prompt's name alone would not name the row
+        _Row(f"{group.prompt_id}, group {index}, trajectory {number}", group.prompt_ids, trajectory, advantage)
+        for number, (trajectory, advantage) in enumerate(zip(group.trajectories, advantages, strict=True))
+        if not (method.mask_overlong and trajectory.finish_reason == OVERLONG)
     ]
-    call = LossCall("grpo", {"clip_low": method.clip_low, "clip_high": method.clip_high}, record.temperature)
-    return StepRows(data, call, _record_metrics(record, dropped))
 
 
-def _advantages(group: Group) -> list[float]:
+def _advantages(group: Group, method: Grpo) -> list[float]:
     for index, trajectory in enumerate(group.trajectories):
         if len(trajectory.logprobs) != len(trajectory.token_ids):
             raise Fatal(
@@ -57,56 +108,32 @@ def _advantages(group: Group) -> list[float]:
     if not group.prompt_ids:
         raise Fatal(f"prompt {group.prompt_id} has no tokens")
     try:
-        return group_advantages([trajectory.reward for trajectory in group.trajectories])
+        return group_advantages([trajectory.reward for trajectory in group.trajectories], method.advantage)
     except ValueError as error:
         raise Fatal(f"prompt {group.prompt_id}: {error}") from error
 
 
-def _datum(group: Group, trajectory: Trajectory, advantage: float, weight: float) -> Datum:
-    prompt, completion = group.prompt_ids, trajectory.token_ids
-    before = len(prompt) - 1
-    ids = prompt + completion
-    nothing = (0.0,) * before
+def _minibatch(size: int, count: int, number: int, key: str) -> Sequence[int]:
+    """Which of `size` groups are in minibatch `number` of `count`, ascending; sizes differ by 1 at most, the
+    first being the largest, so that the first is empty only where all are."""
+    if not 0 <= number < count:
+        raise Fatal(f"minibatch {number} of a record that has {count} (the first is 0)")
+    shuffled = Permutation(size, key) if size else ()
+    return sorted(shuffled[at] for at in range(number, size, count))
+
+
+def _datum(row: _Row, weight: float | None) -> Datum:
+    completion = row.trajectory.token_ids
+    ids = row.prompt + completion
+    nothing, count = (0.0,) * (len(row.prompt) - 1), len(completion)
     return Datum(
-        name=group.prompt_id,
+        name=row.name,
         input_ids=ids[:-1],
         targets=ids[1:],
-        mask=(False,) * before + (True,) * len(completion),
+        mask=(False,) * len(nothing) + (True,) * count,
         inputs={
-            "advantages": nothing + (advantage,) * len(completion),
-            "logprobs": nothing + trajectory.logprobs,
+            "advantages": nothing + (row.advantage,) * count,
+            "logprobs": nothing + row.trajectory.logprobs,
         },
-        coefficients=nothing + (weight,) * len(completion),
+        coefficients=None if weight is None else nothing + (weight,) * count,
     )
-
-
-def _record_metrics(record: RolloutRecord, dropped: int) -> dict[str, float]:
-    trajectories = list(chain.from_iterable(group.trajectories for group in record.groups))
-    if not trajectories:
-        raise Fatal(f"the rollout record of step {record.step} has no trajectories")
-    return {
-        "reward_mean": math.fsum(t.reward for t in trajectories) / len(trajectories),
-        "completion_tokens_mean": sum(len(t.token_ids) for t in trajectories) / len(trajectories),
-        "kept_groups": float(len(record.groups) - dropped),
-        "dropped_groups": float(dropped),
-    }
-
-
-def mismatch(data: Sequence[Datum], logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
-    """How far the learner's lp is from the sampler's q on the tokens that were sampled.
-
-    mean and max |lp − q|; the mean of w = exp(lp − q), 1 in expectation when both compute one
-    distribution; and the effective sample size (Σw)²/(n·Σw²), 1 at best."""
-    differences = [
-        lp - q
-        for datum, row in zip(data, logprobs, strict=True)
-        for lp, q in zip(compress(row, datum.mask), compress(datum.inputs["logprobs"], datum.mask), strict=True)
-    ]
-    count = len(differences)
-    ratios = [math.exp(min(difference, 50.0)) for difference in differences]
-    return {
-        "mismatch_mean": math.fsum(abs(d) for d in differences) / count,
-        "mismatch_max": max(abs(d) for d in differences),
-        "ratio_mean": math.fsum(ratios) / count,
-        "effective_sample_size": math.fsum(ratios) ** 2 / (count * math.fsum(r * r for r in ratios)),
-    }

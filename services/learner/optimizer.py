@@ -1,4 +1,4 @@
-"""AdamW over named tensors: parameters and gradients in, parameters changed in place; moments are kept.
+"""AdamW over a slot's flat buffers: parameters and gradients in, parameters changed in place; moments kept.
 
 The arithmetic is PyTorch's functional `adamw`; what is ours is that the moments have names, so that a
 training checkpoint can hold them. Invariant: one call is one step, and nothing else moves the moments.
@@ -27,29 +27,39 @@ class AdamParams:
 
 
 class AdamW:
-    """arXiv:1711.05101, decoupled weight decay, bias-corrected moments in the parameters' dtype."""
+    """arXiv:1711.05101, decoupled weight decay, bias-corrected moments in the parameters' dtype.
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = dict(parameters)
+    `parameters`, `first_moment`, `second_moment`: [n] each; `first` and `second` name stretches of the
+    moments."""
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        first_moment: Tensor,
+        second_moment: Tensor,
+        first: Mapping[str, Tensor],
+        second: Mapping[str, Tensor],
+    ) -> None:
+        self._parameters, self._first, self._second = parameters, first_moment, second_moment
+        self.first, self.second = first, second
         self.reset()
 
     def reset(self) -> None:
         """Moments of zero, step 0."""
-        self.first = {name: torch.zeros_like(p, requires_grad=False) for name, p in self._parameters.items()}
-        self.second = {name: torch.zeros_like(p, requires_grad=False) for name, p in self._parameters.items()}
+        self._first.zero_()
+        self._second.zero_()
         self.step_count = 0
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], params: AdamParams) -> None:
-        names = list(self._parameters)
-        count = [torch.tensor(float(self.step_count)) for _ in names]
+    def step(self, gradients: Tensor, params: AdamParams) -> None:
+        """`gradients` [n]."""
         adamw(
-            [self._parameters[name] for name in names],
-            [gradients[name] for name in names],
-            [self.first[name] for name in names],
-            [self.second[name] for name in names],
+            [self._parameters],
+            [gradients],
+            [self._first],
+            [self._second],
             [],
-            count,
+            [torch.tensor(float(self.step_count))],
             foreach=False,
             amsgrad=False,
             beta1=params.beta1,
@@ -63,11 +73,9 @@ class AdamW:
 
 
 @torch.no_grad()
-def clip_gradients(gradients: Mapping[str, Tensor], max_norm: float) -> float:
-    """Scale in place to a global norm of at most `max_norm` (0 = leave). Returns the norm before."""
-    tensors = list(gradients.values())
-    norm = float(torch.nn.utils.get_total_norm(tensors))
+def clip_gradients(gradients: Tensor, max_norm: float) -> float:
+    """Scale [n] in place to a norm of at most `max_norm` (0 = leave). Returns the norm before."""
+    norm = float(torch.linalg.vector_norm(gradients))
     if max_norm and norm > max_norm:
-        for tensor in tensors:
-            tensor.mul_(max_norm / norm)
+        gradients.mul_(max_norm / norm)
     return norm

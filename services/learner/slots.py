@@ -1,22 +1,23 @@
-"""LoRA slots: one PEFT adapter per policy on the resident base, with its gradients and moments.
+"""LoRA slots: what one policy's steps read and write, beside the resident base.
 
-`SlotTable.acquire` gives a policy its slot, evicting the one used longest ago when all are taken.
-Invariant: everything that a step of one policy reads or writes is in its own slot; the base and the
-other slots are never touched.
+A slot owns four flat buffers (parameters, both moments, gradients) of the largest shape that the learner
+advertises, allocated once; a policy's adapter is carved out of them. `SlotTable.acquire` gives a policy
+its slot, evicting the one used longest ago when all are taken. Invariant: everything that a step of one
+policy reads or writes is in its own slot; the base and the other slots are never touched.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig
-from peft.functional import delete_adapter, inject_adapter_in_model, set_adapter
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from services.learner.base_model import ResidentBase
+from services.learner.lora import Span
 from services.learner.optimizer import AdamW
 from shared.errors import Fatal, Retryable
 
@@ -30,32 +31,88 @@ class SlotShape:
     use_rslora: bool
     target_modules: tuple[str, ...]
 
+    @property
+    def scaling(self) -> float:
+        """alpha/r, or alpha/√r (rsLoRA, arXiv:2312.03732)."""
+        return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
+
+
+class Buffers:
+    """Flat tensors of `size` numbers; pages that no adapter touches cost no memory."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.parameters, self.first, self.second, self.gradients = (
+            torch.zeros(size, dtype=dtype, device=device) for _ in range(4)
+        )
+
 
 class Slot:
     """`parameters`: `<module path>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r], fp32 or better.
 
-    `gradients`: accumulated since the last optimizer step, None = none. `holds`: identity of the
-    committed training checkpoint whose state this slot is in, None = unknown, restore before use."""
+    `flat` and `flat_gradients` are the same memory, end to end in the order of `parameters`. `accumulated`
+    counts the forward_backwards since the last optimizer step. `holds`: identity of the committed training
+    checkpoint whose state this slot is in, None = unknown, restore before use. `in_use`: never evict.
+    `turn` counts the steps that were begun on it."""
 
-    def __init__(self, policy: str, shape: SlotShape, adapter: str, parameters: dict[str, nn.Parameter]) -> None:
-        self.policy, self.shape, self.adapter, self.parameters = policy, shape, adapter, parameters
-        self.optimizer = AdamW(parameters)
-        self.gradients: dict[str, Tensor] | None = None
+    def __init__(self, policy: str, shape: SlotShape, buffers: Buffers, layers: dict[str, nn.Linear]) -> None:
+        self.policy, self.shape, self.buffers = policy, shape, buffers
+        sizes = _parameter_shapes(layers, shape.rank)
+        self.size = sum(a * b for a, b in sizes.values())
+        self.parameters = _carve(buffers.parameters, sizes)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        self._gradients = _carve(buffers.gradients, sizes)
+        self.optimizer = AdamW(
+            self.flat, buffers.first[: self.size], buffers.second[: self.size],
+            _carve(buffers.first, sizes), _carve(buffers.second, sizes),
+        )  # fmt: skip
+        self.accumulated = 0
         self.holds: str | None = None
+        self.in_use = 0
+        self.turn = 0
+        tensors = {
+            path: (self.parameters[f"{path}.lora_A.weight"], self.parameters[f"{path}.lora_B.weight"])
+            for path in layers
+        }
+        self._whole = Span(tensors, shape.scaling)
 
-    def accumulate(self, gradients: dict[str, Tensor]) -> None:
-        if self.gradients is None:
-            self.gradients = gradients
-            return
+    @property
+    def flat(self) -> Tensor:
+        return self.buffers.parameters[: self.size]
+
+    @property
+    def flat_gradients(self) -> Tensor:
+        return self.buffers.gradients[: self.size]
+
+    @property
+    def gradients(self) -> dict[str, Tensor] | None:
+        """Accumulated since the last optimizer step, by parameter; None = none."""
+        return self._gradients if self.accumulated else None
+
+    def span(self, start: int = 0, stop: int | None = None) -> Span:
+        return Span(self._whole.tensors, self._whole.scaling, start, stop)
+
+    def accumulate(self, flat: Tensor) -> None:
+        """Add the gradients of one forward_backward."""
+        if self.accumulated:
+            self.flat_gradients.add_(flat)
+        else:
+            self.flat_gradients.copy_(flat)
+        self.accumulated += 1
+
+    def restore_gradients(self, gradients: Mapping[str, Tensor], accumulated: int) -> None:
         for name, gradient in gradients.items():
-            self.gradients[name].add_(gradient)
+            self._gradients[name].copy_(gradient)
+        self.accumulated = accumulated
+
+    def forget_gradients(self) -> None:
+        self.accumulated = 0
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """A fresh adapter (arXiv:2106.09685): A ~ U(±1/√in) from `seed` alone, B = 0, moments 0."""
         generator = torch.Generator().manual_seed(seed)
-        for name in sorted(self.parameters):
-            parameter = self.parameters[name]
+        for name, parameter in self.parameters.items():
             if ".lora_B." in name:
                 parameter.zero_()
                 continue
@@ -63,18 +120,21 @@ class Slot:
             nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
             parameter.copy_(drawn)
         self.optimizer.reset()
-        self.gradients = None
+        self.forget_gradients()
 
 
 class SlotTable:
-    """At most `capacity` slots; not thread-safe, one caller at a time."""
+    """At most `capacity` slots for adapters of up to `max_rank` on the base's layers; not thread-safe."""
 
-    def __init__(self, base: ResidentBase, capacity: int) -> None:
+    def __init__(self, base: ResidentBase, capacity: int, max_rank: int) -> None:
         if capacity < 1:
             raise ValueError(f"a learner needs at least one slot, not {capacity}")
-        self._base, self._capacity = base, capacity
+        self._base, self.capacity, self._max_rank = base, capacity, max_rank
+        largest = _parameter_shapes(base.router.layers, max_rank)
+        dtype = torch.promote_types(base.dtype, torch.float32)
+        self._size = sum(a * b for a, b in largest.values())
+        self._free = [Buffers(self._size, dtype, base.device) for _ in range(capacity)]
         self._slots: OrderedDict[str, Slot] = OrderedDict()
-        self._created = 0
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -84,17 +144,30 @@ class SlotTable:
     def acquire(self, policy: str, shape: SlotShape) -> Slot:
         """The policy's slot, now the most recently used; new (`holds` None) if it had none of this shape.
 
-        Raises Fatal when a target module is not in the base, Retryable when no slot may be evicted."""
+        Raises Fatal for a shape that the base or the learner does not take, Retryable when no slot may be
+        evicted."""
         slot = self._slots.get(policy)
         if slot is not None and slot.shape != shape:
             self.drop(policy)
             slot = None
         if slot is None:
-            if len(self._slots) >= self._capacity:
+            layers = self._layers(policy, shape)
+            if not self._free:
                 self.drop(self._victim())
-            slot = self._slots[policy] = self._create(policy, shape)
+            slot = self._slots[policy] = Slot(policy, shape, self._free.pop(), layers)
         self._slots.move_to_end(policy)
         return slot
+
+    @contextmanager
+    def using(self, slots: Sequence[Slot]) -> Iterator[None]:
+        """None of `slots` is evicted inside."""
+        for slot in slots:
+            slot.in_use += 1
+        try:
+            yield
+        finally:
+            for slot in slots:
+                slot.in_use -= 1
 
     def find(self, policy: str, shape: SlotShape) -> Slot | None:
         """The policy's slot if it has one of this shape; unlike `acquire` it creates and evicts nothing."""
@@ -105,48 +178,42 @@ class SlotTable:
         """Free a policy's slot. Unknown: no-op."""
         slot = self._slots.pop(policy, None)
         if slot is not None:
-            delete_adapter(self._base.module, slot.adapter, prefix="lora_", layer_cls=LoraLayer)
-
-    def activate(self, slot: Slot) -> nn.Module:
-        """The base with this slot's adapter alone applied."""
-        set_adapter(self._base.module, slot.adapter, layer_cls=LoraLayer)
-        return self._base.module
+            self._free.append(slot.buffers)
 
     def _victim(self) -> str:
         for policy, slot in self._slots.items():
-            if slot.gradients is None:
+            if not slot.accumulated and not slot.in_use:
                 return policy
-        raise Retryable(f"all {self._capacity} slots hold gradients of an open step; try again after one commits")
+        raise Retryable(f"all {self.capacity} slots hold gradients of an open step; try again after one commits")
 
-    def _create(self, policy: str, shape: SlotShape) -> Slot:
-        # names never repeat in a process, so that nothing of an evicted adapter can answer for a new one
-        adapter = f"slot{self._created}"
-        self._created += 1
-        config = LoraConfig(
-            r=shape.rank,
-            lora_alpha=shape.alpha,
-            use_rslora=shape.use_rslora,
-            target_modules=list(shape.target_modules),
-            lora_dropout=0.0,
-            bias="none",
-        )
-        try:
-            inject_adapter_in_model(config, self._base.module, adapter)
-        except ValueError as error:
-            raise Fatal(f"{policy}: the base does not take this adapter: {error}") from error
-        finally:
-            # PEFT's own register of adapters; it would outlive an evicted one, and the slots are ours
-            vars(self._base.module).pop("peft_config", None)
-        return Slot(policy, shape, adapter, _adapter_parameters(self._base.module, adapter))
+    def _layers(self, policy: str, shape: SlotShape) -> dict[str, nn.Linear]:
+        if shape.rank > self._max_rank:
+            raise Fatal(f"{policy}: rank {shape.rank} is more than this learner's {self._max_rank}")
+        by_name: dict[str, dict[str, nn.Linear]] = {name: {} for name in shape.target_modules}
+        for path, layer in self._base.router.layers.items():
+            name = path.rsplit(".", 1)[-1]
+            if name in by_name:
+                by_name[name][path] = layer
+        missing = sorted(name for name, found in by_name.items() if not found)
+        if missing:
+            known = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in self._base.router.layers}))
+            raise Fatal(f"{policy}: the base does not take this adapter: no layer {', '.join(missing)}; it has {known}")
+        return {path: layer for found in by_name.values() for path, layer in found.items()}
 
 
-def _adapter_parameters(module: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
-    parameters: dict[str, nn.Parameter] = {}
-    for path, layer in module.named_modules():
-        if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
-            for side, weights in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
-                linear = weights[adapter]
-                # PEFT creates adapters in the base's dtype; bf16 would round away small steps
-                linear.to(torch.promote_types(linear.weight.dtype, torch.float32))
-                parameters[f"{path}.{side}.weight"] = linear.weight
-    return dict(sorted(parameters.items()))
+def _parameter_shapes(layers: dict[str, nn.Linear], rank: int) -> dict[str, tuple[int, int]]:
+    shapes: dict[str, tuple[int, int]] = {}
+    for path, layer in layers.items():
+        shapes[f"{path}.lora_A.weight"] = (rank, layer.in_features)
+        shapes[f"{path}.lora_B.weight"] = (layer.out_features, rank)
+    return dict(sorted(shapes.items()))
+
+
+def _carve(flat: Tensor, shapes: dict[str, tuple[int, int]]) -> dict[str, Tensor]:
+    """Views of `flat`, one after another; leaves for autograd each."""
+    views, at = {}, 0
+    for name, shape in shapes.items():
+        count = shape[0] * shape[1]
+        views[name] = flat[at : at + count].view(shape).detach()
+        at += count
+    return views

@@ -8,29 +8,26 @@ computes does not depend on the micro-batches that it was cut into.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from services.learner import checkpoint
 from services.learner.base_model import ResidentBase
-from services.learner.datum import Datum, check_datums, micro_batches
-from services.learner.losses import Loss, loss_named
+from services.learner.batch import Share, plan_batches
+from services.learner.datum import Datum, check_datums, units
+from services.learner.heads import LossCall, LossHead
+from services.learner.joint import Check, Part, backward_jointly
+from services.learner.logprobs import target_logprobs
 from services.learner.optimizer import AdamParams, clip_gradients
-from services.learner.slots import Slot, SlotTable
-from services.learner.turns import Check
-from shared.errors import Fatal
+from services.learner.passes import Passes, by_row, targets_of
+from services.learner.peers import Alone, Peers
+from services.learner.reverse_kl import KlRow, ReverseKl, ReverseKlHead, check_rows
+from services.learner.slots import Slot
+from shared.errors import Fatal, MintError
 
-
-@dataclass(frozen=True)
-class LossCall:
-    """A loss by name, its settings, and the temperature that logits are divided by."""
-
-    name: str
-    config: Mapping[str, float] = field(default_factory=dict)
-    temperature: float = 1.0
+__all__ = ["Check", "ForwardBackward", "LossCall", "TorchTrainer", "Trainer", "Work"]
 
 
 @dataclass(frozen=True)
@@ -42,13 +39,37 @@ class ForwardBackward:
     tokens: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """One policy's part of a joint forward_backward. `check` is called between micro-batches; what it
+    raises ends this part and no other."""
+
+    slot: Slot
+    data: Sequence[Datum]
+    call: LossCall
+    check: Check
+
+
 class Trainer(Protocol):
     """`check` is called between micro-batches; what it raises ends the call."""
 
-    def forward(self, slot: Slot, data: Sequence[Datum], temperature: float, check: Check) -> list[list[float]]: ...
+    def forward(self, slot: Slot | None, data: Sequence[Datum], temperature: float, check: Check) -> list[list[float]]:
+        """Logprobs of the targets at logits / `temperature`; slot None = the base, adapter off."""
+        ...
 
     def forward_backward(self, slot: Slot, data: Sequence[Datum], call: LossCall, check: Check) -> ForwardBackward:
         """Adds the gradients of the loss to the slot's. Raises Fatal for a bad row or a loss that is not finite."""
+        ...
+
+    def forward_backward_batch(self, works: Sequence[Work]) -> list[ForwardBackward | MintError]:
+        """Several policies' forward_backward in joint passes over the base, gradients apart. What goes
+        wrong with one is its answer; the others are as if it had not been there."""
+        ...
+
+    def reverse_kl(
+        self, slot: Slot, reference: Slot | None, rows: Sequence[KlRow], temperature: float, check: Check
+    ) -> ReverseKl:
+        """Adds the gradients of the reverse KL to the slot's. Raises like `forward_backward`."""
         ...
 
     def optim_step(self, slot: Slot, params: AdamParams) -> float:
@@ -56,104 +77,92 @@ class Trainer(Protocol):
         clipping. Raises Fatal when there are none or the norm is not finite; the adapter is then unchanged."""
         ...
 
+    def save(self, slot: Slot, origin: checkpoint.Origin, step: int) -> dict[str, bytes]:
+        """The files of a training checkpoint."""
+        ...
+
+    def load(self, slot: Slot, files: Mapping[str, bytes], base_sha256: str, fresh_optimizer: bool) -> None:
+        """Put the slot into a training checkpoint's state. Raises Fatal, before anything is changed, for
+        files that do not fit."""
+        ...
+
 
 class TorchTrainer:
-    """One process, one device. `max_tokens` bounds the padded tokens of a micro-batch."""
+    """`max_tokens` bounds the tokens of a micro-batch; `peers` are the other processes that hold the base."""
 
-    def __init__(self, base: ResidentBase, slots: SlotTable, max_tokens: int) -> None:
-        self._base, self._slots, self._max_tokens = base, slots, max_tokens
+    def __init__(self, base: ResidentBase, max_tokens: int, peers: Peers | None = None) -> None:
+        self._base, self._max_tokens, self._peers = base, max_tokens, peers or Alone()
+        self._passes = Passes(base)
 
     @torch.no_grad()
-    def forward(self, slot: Slot, data: Sequence[Datum], temperature: float, check: Check) -> list[list[float]]:
-        check_datums(data, frozenset(), self._base.vocab_size, self._base.max_context)
-        logprobs = _Scatter(data)
-        for batch in micro_batches(data, self._max_tokens):
-            check()
-            rows = [data[i] for i in batch]
-            logprobs.put(batch, self._logprobs(slot, rows, temperature))
-        return logprobs.rows
+    def forward(self, slot: Slot | None, data: Sequence[Datum], temperature: float, check: Check) -> list[list[float]]:
+        self._check_rows(data, frozenset())
+        share = Share(data, slot.span if slot else None)
+        found: dict[int, list[float]] = {}
+        for batch, counts in self._peers.share(plan_batches([share], self._max_tokens, self._passes.padded)):
+            self._peers.check(check)
+            (logits,) = self._passes.logits(batch)
+            if counts:
+                lp = target_logprobs(logits, targets_of(batch.rows, logits.device), temperature)
+                found |= dict(zip(batch.parts[0].indices, by_row(batch.rows, lp), strict=True))
+        found = self._peers.merge(found)
+        return [found[index] for index in range(len(data))]
 
     def forward_backward(self, slot: Slot, data: Sequence[Datum], call: LossCall, check: Check) -> ForwardBackward:
-        loss = loss_named(call.name, call.config)
-        check_datums(data, loss.needs, self._base.vocab_size, self._base.max_context)
-        parameters = list(slot.parameters.values())
-        # summed apart, so that a call that fails half way leaves the slot's gradients as they were
-        summed = [torch.zeros_like(parameter, requires_grad=False) for parameter in parameters]
-        logprobs, total = _Scatter(data), 0.0
-        for batch in micro_batches(data, self._max_tokens):
-            check()
-            rows = [data[i] for i in batch]
-            lp = self._logprobs(slot, rows, call.temperature)
-            losses = _weighed_losses(rows, lp, loss, call.config)
-            gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True, materialize_grads=True)
-            for into, gradient in zip(summed, gradients, strict=True):
-                into.add_(gradient)
-            logprobs.put(batch, lp.detach())
-            total += float(losses.detach().double().sum())
-        slot.accumulate(dict(zip(slot.parameters, summed, strict=True)))
-        return ForwardBackward(total, logprobs.rows, sum(len(datum.input_ids) for datum in data))
+        (answer,) = self.forward_backward_batch([Work(slot, data, call, check)])
+        if isinstance(answer, MintError):
+            raise answer
+        return answer
+
+    def forward_backward_batch(self, works: Sequence[Work]) -> list[ForwardBackward | MintError]:
+        prepared = [self._prepare(work) for work in works]
+        parts = [part for part in prepared if isinstance(part, Part)]
+        if parts:
+            backward_jointly(self._passes, self._peers, parts, self._max_tokens)
+        return [_answer(part) if isinstance(part, Part) else part for part in prepared]
+
+    def reverse_kl(
+        self, slot: Slot, reference: Slot | None, rows: Sequence[KlRow], temperature: float, check: Check
+    ) -> ReverseKl:
+        check_rows(rows, self._base.vocab_size, self._base.max_context)
+        head = ReverseKlHead(self._passes, reference, rows, temperature)
+        part = Part(slot, [row.student() for row in rows], head, check)
+        backward_jointly(self._passes, self._peers, [part], self._max_tokens)
+        if part.error is not None:
+            raise part.error
+        return ReverseKl(sum(part.losses.values()), [sum(part.values[index]) for index in range(len(rows))])
 
     def optim_step(self, slot: Slot, params: AdamParams) -> float:
-        if slot.gradients is None:
+        if not slot.accumulated:
             raise Fatal(f"{slot.policy}: an optimizer step needs a forward_backward before it")
-        gradients, slot.gradients = slot.gradients, None
-        norm = clip_gradients(gradients, params.grad_clip_norm)
+        slot.forget_gradients()
+        norm = clip_gradients(slot.flat_gradients, params.grad_clip_norm)
         if not norm < float("inf"):
             raise Fatal(f"{slot.policy}: the gradient norm is {norm}; lower the learning rate or look at the rows")
-        slot.optimizer.step(gradients, params)
+        slot.optimizer.step(slot.flat_gradients, params)
         return norm
 
-    def _logprobs(self, slot: Slot, rows: Sequence[Datum], temperature: float) -> Tensor:
-        """log softmax(logits / T)[target] [N] of the rows' masked positions, row by row, in fp32 or better."""
-        module = self._slots.activate(slot)
-        masks = _pad([datum.mask for datum in rows], torch.bool)
-        columns = masks.any(dim=0).nonzero().squeeze(1)
-        # padding stands on the right, so a causal base never attends to it from a position that counts
-        ids = _pad([datum.input_ids for datum in rows], torch.long).to(self._base.device)
-        with self._base.autocast():
-            logits = module(input_ids=ids, logits_to_keep=columns.to(self._base.device), use_cache=False).logits
-        targets = _pad([datum.targets for datum in rows], torch.long)
-        kept = masks[:, columns].to(self._base.device)
-        chosen = logits[kept]
-        scaled = chosen.to(torch.promote_types(chosen.dtype, torch.float32)) / temperature
-        wanted = targets[:, columns].to(self._base.device)[kept]
-        return -torch.nn.functional.cross_entropy(scaled, wanted, reduction="none")
+    def save(self, slot: Slot, origin: checkpoint.Origin, step: int) -> dict[str, bytes]:
+        return checkpoint.dump(slot, origin, step)
+
+    def load(self, slot: Slot, files: Mapping[str, bytes], base_sha256: str, fresh_optimizer: bool) -> None:
+        checkpoint.restore(slot, files, base_sha256, fresh_optimizer)
+
+    def _prepare(self, work: Work) -> Part | MintError:
+        try:
+            head = LossHead(work.call)
+            self._check_rows(work.data, head.needs)
+            units(work.data)
+        except MintError as error:
+            return error
+        return Part(work.slot, work.data, head, work.check)
+
+    def _check_rows(self, data: Sequence[Datum], needs: frozenset[str]) -> None:
+        check_datums(data, needs, self._base.vocab_size, self._base.max_context)
 
 
-def _weighed_losses(rows: Sequence[Datum], lp: Tensor, loss: Loss, config: Mapping[str, float]) -> Tensor:
-    """c·ℓ of the masked positions [N]. Raises Fatal naming the row where it is not finite."""
-    inputs = {name: _flat([datum.inputs[name] for datum in rows], rows, lp) for name in rows[0].inputs}
-    weighed = loss(lp, inputs, config)
-    weighed = weighed * _flat([datum.coefficients or (1.0,) * len(datum.mask) for datum in rows], rows, lp)
-    if not bool(torch.isfinite(weighed).all()):
-        owner = [datum.name for datum in rows for _ in range(datum.weighed)]
-        bad = int((~torch.isfinite(weighed)).nonzero()[0])
-        raise Fatal(f"row {owner[bad]}: its loss is {weighed[bad].item()}; no step was made")
-    return weighed
-
-
-class _Scatter:
-    """Flat logprobs of micro-batches back into rows of the datums' lengths and order."""
-
-    def __init__(self, data: Sequence[Datum]) -> None:
-        self._data = data
-        self.rows: list[list[float]] = [[] for _ in data]
-
-    def put(self, batch: Sequence[int], flat: Tensor) -> None:
-        values = iter(flat.tolist())
-        for index in batch:
-            self.rows[index] = [next(values) if taken else 0.0 for taken in self._data[index].mask]
-
-
-def _pad(rows: Sequence[Sequence[int | bool]], dtype: torch.dtype) -> Tensor:
-    """[R, longest], zeros on the right."""
-    padded = torch.zeros((len(rows), max(len(row) for row in rows)), dtype=dtype)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
-
-
-def _flat(arrays: Sequence[Sequence[float]], rows: Sequence[Datum], like: Tensor) -> Tensor:
-    """The masked entries of each row's array, one after another [N]."""
-    values = [v for array, datum in zip(arrays, rows, strict=True) for v in compress(array, datum.mask)]
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+def _answer(part: Part) -> ForwardBackward | MintError:
+    if part.error is not None:
+        return part.error
+    values = [part.values[index] for index in range(len(part.data))]
+    return ForwardBackward(sum(part.losses.values()), values, sum(len(datum.input_ids) for datum in part.data))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ import torch
 from services.learner.base_model import Precision, ResidentBase
 from services.learner.datum import Datum
 from services.learner.slots import Slot, SlotShape, SlotTable
+from services.learner.step import UpdateJob
 from services.learner.trainer import TorchTrainer
+from shared.bases import DENSE_TARGETS
+from shared.store.memory import MemoryStore
 from tests.tiny import make_tiny_base
+from tests.unit.learner import architectures, jobs
 
 torch.set_num_threads(1)
 
@@ -39,14 +44,45 @@ def tiny_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_base(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture(scope="session")
+def architecture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a tiny model of that architecture."""
+    made: dict[str, Path] = {}
+
+    def directory(name: str) -> Path:
+        if name not in made:
+            made[name] = architectures.make(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return directory
+
+
 @pytest.fixture
 def rig(tiny_directory: Path) -> Callable[..., Rig]:
-    def make(precision: Precision = "float32", max_tokens: int = 4096, capacity: int = 4) -> Rig:
-        base = ResidentBase(tiny_directory, precision)
-        slots = SlotTable(base, capacity)
-        return Rig(base, slots, TorchTrainer(base, slots, max_tokens))
+    def make(
+        precision: Precision = "float32",
+        max_tokens: int = 4096,
+        capacity: int = 4,
+        packing: bool = True,
+        directory: Path = tiny_directory,
+        targets: Sequence[str] = DENSE_TARGETS,
+    ) -> Rig:
+        base = ResidentBase(directory, precision, targets, packing=packing)
+        slots = SlotTable(base, capacity, max_rank=16)
+        return Rig(base, slots, TorchTrainer(base, max_tokens))
 
     return make
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def learner(tiny_directory: Path, store: MemoryStore) -> Callable[..., UpdateJob]:
+    """A learner as after a start: nothing in its slots. The settings are those of `jobs.make_workbench`."""
+    return partial(jobs.make_job, tiny_directory, store)
 
 
 @pytest.fixture

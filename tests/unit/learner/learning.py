@@ -58,14 +58,13 @@ class Player:
     def _generate(
         self, slot: Slot, items: list[TaskItem], max_tokens: int, **settings
     ) -> tuple[list[list[int]], list[list[float]]]:
-        module = self._slots.activate(slot)
         prompts = [self._codec.chat_ids(item.messages) for item in items]
         longest = max(map(len, prompts))
         eos = self._codec.eos_ids[0]
         ids = torch.tensor([[eos] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        with self._base.autocast():
-            out = module.generate(
+        with self._base.router.applied([slot.span()]):
+            out = self._base.module.generate(
                 ids, attention_mask=mask, max_new_tokens=max_tokens, pad_token_id=eos, output_logits=True,
                 return_dict_in_generate=True, **settings,
             )  # fmt: skip

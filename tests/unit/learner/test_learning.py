@@ -40,11 +40,11 @@ def test_eight_sft_steps_pass_a_third_of_held_out_sums_and_grpo_starts_in_step()
     """The base scores about 0; 8 steps of 32 rows at 1e-3, rank 8 → above 0.3, with the loss falling.
     GRPO's first record then has ratio near 1: sampler and learner compute one distribution."""
     directory = convert(Path(os.environ.get("MINT_CACHE", "~/.cache/mint")).expanduser() / "bases" / "smollm2-135m")
-    base = ResidentBase(directory, "bfloat16")
+    base = ResidentBase(directory, "bfloat16", DENSE_TARGETS)
     untouched = base.digest()
-    slots = SlotTable(base, 1)
+    slots = SlotTable(base, 1, max_rank=8)
     trainer, codec, task = (
-        TorchTrainer(base, slots, 1024),
+        TorchTrainer(base, 1024),
         TextCodec.load(directory),
         asyncio.run(load_task(TASK, _no_file)),
     )

@@ -3,91 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-from mint_schemas.commands import CheckpointRef, UpdateRequested
-from mint_schemas.training import ArithmeticTask, Grpo, JsonlMessages, Lora, Optimizer, Sft, TaskDemonstrations
+from mint_schemas.commands import CheckpointRef
+from mint_schemas.training import JsonlMessages, Optimizer, Sft
 
 from services.learner.base_model import ResidentBase
-from services.learner.slots import SlotTable
-from services.learner.step import UpdateJob
-from services.learner.trainer import TorchTrainer
-from services.learner.workbench import Workbench
+from shared.bases import DENSE_TARGETS
 from shared.errors import Fatal, Retryable
-from shared.rl.record import Group, RolloutRecord, Trajectory
-from shared.store.memory import MemoryStore
-from shared.text.codec import TextCodec
-
-BASE = SimpleNamespace(name="tiny/llama", token="tiny-llama", sha256="b" * 64)
-LORA = Lora(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj"))
-TASK = ArithmeticTask(kind="arithmetic")
-SFT = Sft(kind="sft", data=TaskDemonstrations(kind="task", task=TASK), steps=9, batch_size=6)
-GRPO = Grpo(kind="grpo", task=TASK, steps=9)
-ATTEMPTS = itertools.count()
-
-
-class Attempt:
-    """Files under a path of its own, in the memory store."""
-
-    def __init__(self, store):
-        self._store, self._path = store, f"attempts/{next(ATTEMPTS)}"
-
-    async def put(self, name, data):
-        return await self._store.put(f"{self._path}/{name}", data)
-
-
-class Lease:
-    def __init__(self, checks=10**9, error=None):
-        self._left, self._error = checks, error or Retryable("lease lost")
-
-    def check(self):
-        self._left -= 1
-        if self._left < 0:
-            raise self._error
-
-
-@pytest.fixture
-def store():
-    return MemoryStore()
-
-
-@pytest.fixture
-def learner(tiny_directory, store):
-    def make(base=BASE, max_tokens=4096):
-        resident = ResidentBase(tiny_directory, "float32")
-        slots = SlotTable(resident, 3)
-        bench = Workbench(
-            base, resident, slots, TorchTrainer(resident, slots, max_tokens), TextCodec.load(tiny_directory)
-        )
-        return UpdateJob({base.name: bench}, store)
-
-    return make
-
-
-def command(step, start=None, method=SFT, policy="acme/a", **changes):
-    return UpdateRequested(
-        **{
-            "command_id": f"run:update:{step}", "run_id": "run", "policy": policy, "base": "tiny/llama", "step": step,
-            "steps": 9, "method": method, "lora": LORA, "seed": 7, "start": start, "fresh_optimizer": False,
-            "export": False, **changes,
-        }
-    )  # fmt: skip
-
-
-async def run(job, store, *steps, start=None, **changes):
-    for step in steps:
-        result = await job(command(step, start, **changes), Attempt(store), Lease())
-        start = result.checkpoint
-    return result
-
-
-def digests(checkpoint):
-    return {name: ref.sha256 for name, ref in checkpoint.files.items()}
+from tests.unit.learner.jobs import BASE, GRPO, LORA, SFT, Attempt, Lease, command, digests, put_record, run
 
 
 async def test_a_restored_run_continues_to_the_same_bytes(learner, store):
@@ -186,22 +114,6 @@ async def test_jsonl_chats_are_learned_and_a_broken_line_is_named(learner, store
                 await run(learner(), store, 1, method=method)
 
 
-async def put_record(store, rewards, **changes):
-    trajectories = tuple(
-        Trajectory(token_ids=(10 + i, 2), logprobs=(-10.0, -10.0), reward=r, finish_reason="stop", text="")
-        for i, r in enumerate(rewards)
-    )
-    record = RolloutRecord(
-        **{
-            "run_id": "run", "step": 1, "policy": "acme/a", "base": "tiny/llama", "base_sha256": "b" * 64,
-            "revision": None, "adapter_sha256": None, "temperature": 1.0, "max_tokens": 4, "task_sha256": "0" * 64,
-            "seed": 0, "groups": (Group(prompt_id="p", prompt_ids=(1, 2), answer="", trajectories=trajectories),),
-            **changes,
-        }
-    )  # fmt: skip
-    return await store.put(f"record-{next(ATTEMPTS)}", record.to_bytes())
-
-
 async def test_a_grpo_step_reports_loss_and_mismatch(learner, store):
     result = await run(learner(), store, 1, method=GRPO, record=await put_record(store, [1.0, 0.0]))
     assert result.adapter_changed
@@ -248,11 +160,6 @@ async def test_a_step_goes_on_from_its_own_run_and_the_step_before(learner, stor
             await run(learner(), store, changes.pop("step"), **{"start": first.checkpoint, **changes})
 
 
-async def test_a_second_pass_over_a_record_is_refused_not_made_as_a_first(learner, store):
-    with pytest.raises(Fatal, match="asks for epoch 1, minibatch 0"):
-        await run(learner(), store, 1, method=GRPO, record=await put_record(store, [1.0, 0.0]), epoch=1)
-
-
 async def test_what_does_not_fit_is_fatal_with_the_reason(learner, store):
     job = learner()
     first = await run(job, store, 1)
@@ -262,7 +169,7 @@ async def test_what_does_not_fit_is_fatal_with_the_reason(learner, store):
         await run(job, store, 1, method=GRPO)
     with pytest.raises(Fatal, match=r"training checkpoint has .*rank=4.*, the run asks for .*rank=2"):
         await run(job, store, 2, start=first.checkpoint, lora=LORA.model_copy(update={"rank": 2}))
-    other = learner(SimpleNamespace(name="tiny/llama", token="tiny-llama", sha256="c" * 64))
+    other = learner(base=SimpleNamespace(**{**vars(BASE), "sha256": "c" * 64}))
     with pytest.raises(Fatal, match="is of base bbbb"):
         await run(other, store, 2, start=first.checkpoint)
     garbled = first.checkpoint.files | {"adapter.safetensors": await store.put("torn", b"torn")}
@@ -287,7 +194,7 @@ async def test_the_probe_is_what_the_policy_says_about_a_fixed_text(learner, sto
     probe = json.loads(await store.get(result.checkpoint.files["probe.json"]))
     assert probe["dtype"] == "float32"
     assert len(probe["logprobs"]) == len(probe["prompt"]) - 1
-    module = ResidentBase(tiny_directory, "float32").module
+    module = ResidentBase(tiny_directory, "float32", DENSE_TARGETS).module
     logits = module(input_ids=torch.tensor([probe["prompt"]])).logits[0, :-1]
     base = torch.log_softmax(logits, -1).gather(1, torch.tensor(probe["prompt"][1:])[:, None])[:, 0]
     assert max(abs(a - b) for a, b in zip(probe["logprobs"], base.tolist(), strict=True)) > 1e-4

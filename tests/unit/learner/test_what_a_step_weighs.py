@@ -69,5 +69,6 @@ def test_the_loss_of_chats_is_the_mean_over_what_the_assistant_says(rig, tiny_di
     ours = bench.trainer.forward_backward(slot, rows.data, rows.call, _go_on)
     ids = [*datum.input_ids, datum.targets[-1]]
     labels = [-100, *(t if m else -100 for t, m in zip(datum.targets, datum.mask, strict=True))]
-    theirs = bench.slots.activate(slot)(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
+    with bench.base.router.applied([slot.span()]):
+        theirs = bench.base.module(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
     assert ours.loss == pytest.approx(float(theirs.detach()), rel=1e-5)

@@ -1,0 +1,124 @@
+"""Learning: GRPO on sums and on three tasks of reasoning-gym, SFT's NLL, DPO's margin; before and after."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from cli.stack.bases import SMOLLM2_NAME
+from loadtests.learning.stack import Stack
+
+TASKS: dict[str, dict[str, Any]] = {
+    "sums": {"kind": "arithmetic"},
+    "chain_sum": {
+        "kind": "reasoning_gym", "name": "chain_sum",
+        "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
+    },
+    "gcd": {"kind": "reasoning_gym", "name": "gcd", "config": {"min_value": 1, "max_value": 30}},
+    "count_bits": {"kind": "reasoning_gym", "name": "count_bits", "config": {"min_n": 1, "max_n": 255}},
+}  # fmt: skip
+SFT_STEPS, GRPO_STEPS, DPO_STEPS, ITEMS = 6, 12, 10, 256
+
+
+def measure(stack: Stack, folder: Path) -> list[dict[str, Any]]:
+    figures, curves = [], {}
+    for name, task in TASKS.items():
+        sft = stack.train(sft_request(name, task))
+        grpo = stack.train(grpo_request(name, task))
+        base, after_sft, after_grpo = _scores(sft, grpo)
+        curves[name] = (_series(sft, "nll"), [step["reward"] for step in grpo["steps"]])
+        figures.append(
+            {"task": name, "base": base, "after_sft": after_sft, "after_grpo": after_grpo,
+             "gain_by_grpo": after_grpo - after_sft, "nll": _ends(curves[name][0]),
+             "reward": _ends(curves[name][1])}
+        )  # fmt: skip
+    dpo = stack.train(dpo_request(stack, folder))
+    margin = _series(dpo, "margin")
+    figures.append({"task": "sums, DPO", "margin": _ends(margin), "accuracy": _ends(_series(dpo, "accuracy"))})
+    draw(curves, margin, folder / "learning.png")
+    return figures
+
+
+def evaluation(task: dict[str, Any]) -> dict[str, Any]:
+    return {"task": task, "items": ITEMS, "max_tokens": 6, "gate": {"no_worse_than": "base"}}
+
+
+def sft_request(name: str, task: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policy": f"bench/{name.replace('_', '-')}", "base": SMOLLM2_NAME, "seed": 7,
+        "method": {
+            "kind": "sft", "data": {"kind": "task", "task": task}, "steps": SFT_STEPS, "batch_size": 32,
+            "optimizer": {"learning_rate": 1e-3},
+        },
+        "evaluation": evaluation(task),
+    }  # fmt: skip
+
+
+def grpo_request(name: str, task: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policy": f"bench/{name.replace('_', '-')}", "base": SMOLLM2_NAME, "seed": 8,
+        "method": {
+            "kind": "grpo", "task": task, "steps": GRPO_STEPS, "prompts_per_step": 12, "group_size": 8,
+            "max_tokens": 6, "optimizer": {"learning_rate": 5e-4},
+        },
+        "evaluation": evaluation(task),
+    }  # fmt: skip
+
+
+def dpo_request(stack: Stack, folder: Path) -> dict[str, Any]:
+    """Right sums against sums that are off by 1 to 9, from the policy that GRPO made."""
+    draw = random.Random(3)
+    lines = []
+    for _ in range(400):
+        a, b, off = draw.randint(0, 99), draw.randint(0, 99), draw.choice([-1, 1]) * draw.randint(1, 9)
+        lines.append(json.dumps({"prompt": f"What is {a}+{b}?", "chosen": str(a + b), "rejected": str(a + b + off)}))
+    data = stack.upload(str(folder / "pairs.jsonl"), "\n".join(lines).encode())
+    return {
+        "policy": "bench/sums", "base": SMOLLM2_NAME, "seed": 9, "promote_to": None,
+        "method": {
+            "kind": "dpo", "data": {"kind": "jsonl", "data": data}, "steps": DPO_STEPS, "batch_size": 16,
+            "optimizer": {"learning_rate": 5e-4},
+        },
+    }  # fmt: skip
+
+
+def _scores(sft: dict[str, Any], grpo: dict[str, Any]) -> tuple[float, float, float]:
+    found = {score["revision"]: score["score"] for run in (sft, grpo) for score in run["scores"]}
+    return found[None], found[sft["revision"]], found[grpo["revision"]]
+
+
+def _series(run: dict[str, Any], metric: str) -> list[float]:
+    updates = [entry["body"] for entry in run["journal"] if entry["type"].endswith("policy.updated")]
+    return [body["metrics"][metric] for body in updates if metric in body["metrics"]]
+
+
+def _ends(series: Sequence[float]) -> list[float]:
+    """Means of the first and of the last three."""
+    return [sum(series[:3]) / 3, sum(series[-3:]) / 3]
+
+
+def draw(curves: dict[str, tuple[list[float], list[float]]], margin: Sequence[float], path: Path) -> None:
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    nll, reward, dpo = figure.subplots(1, 3)
+    for name, (losses, rewards) in curves.items():
+        nll.plot(range(1, len(losses) + 1), losses, marker="o", label=name)
+        reward.plot(range(1, len(rewards) + 1), rewards, marker="o", label=name)
+    dpo.plot(range(1, len(margin) + 1), margin, marker="o", color="black")
+    for axes, title in (
+        (nll, "SFT: NLL of the answer, nats a token"),
+        (reward, "GRPO: mean reward"),
+        (dpo, "DPO: margin, nats"),
+    ):
+        axes.set_title(title)
+        axes.set_xlabel("optimizer step")
+        axes.grid(alpha=0.3)
+    nll.legend()
+    reward.set_ylim(bottom=0)
+    figure.savefig(path, dpi=120)
