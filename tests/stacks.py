@@ -101,8 +101,8 @@ class StackProcess:
 
 
 def tiny_bases(directory: Path) -> Path:
-    """A bases file that names one tiny random Llama."""
-    base = make_tiny_base(directory / "base")
+    """A bases file that names one tiny random Llama, sharp enough to learn what to say."""
+    base = make_tiny_base(directory / "base", sharpness=20.0)
     path = directory / "bases.json"
     path.write_text(json.dumps({"bases": [{"name": TINY_NAME, "token": TINY_TOKEN, "directory": str(base)}]}))
     return path
@@ -117,3 +117,30 @@ def write_prompts(path: Path, words: Sequence[str] = ("cats", "dogs", "rain", "s
 
 LETTERS = {"kind": "regex", "pattern": "[kxqzjw]"}
 """A reward that a random model gets about half of the time, so that groups have a variance."""
+
+
+def lines(*objects: object) -> bytes:
+    """JSONL."""
+    return "".join(json.dumps(it) + "\n" for it in objects).encode()
+
+
+PLUGIN = """
+def letters(config):
+    wanted = set(config["letters"])
+    return lambda batch: [float(bool(wanted & set(sample.completion))) for sample in batch]
+
+
+def undefined(config):
+    return lambda batch: [float("nan") for _ in batch]
+"""
+
+
+def install_plugin(directory: Path) -> Path:
+    """A distribution with two reward plugins, for `PYTHONPATH`: `letters`, and `undefined`, which gives NaN."""
+    about = directory / "acme_letters-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-letters\nVersion: 1.0\n")
+    entries = "".join(f"{name} = acme_letters_for_tests:{name}\n" for name in ("letters", "undefined"))
+    (about / "entry_points.txt").write_text(f"[mint.rewards]\n{entries}")
+    (directory / "acme_letters_for_tests.py").write_text(PLUGIN)
+    return directory

@@ -23,8 +23,11 @@ def tokenizer_directory() -> Path:
     return convert_tokenizer(cache / "tokenizers" / "smollm2")
 
 
-def make_tiny_base(directory: Path) -> Path:
-    """Two layers of width 64 (4 heads, 2 for keys and values) in fp32, vocabulary 49152, about 13 MB."""
+def make_tiny_base(directory: Path, sharpness: float = 1.0) -> Path:
+    """Two layers of width 64 (4 heads, 2 for keys and values) in fp32, vocabulary 49152, about 13 MB.
+
+    `sharpness` multiplies all logits. At 1 they lie so close together that no adapter can make a token
+    likely; at 20 a policy can learn what to say and when to stop."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -45,6 +48,10 @@ def make_tiny_base(directory: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20240207)
         model = LlamaForCausalLM(config)
+        if sharpness != 1.0:
+            model.model.norm.weight.data.mul_(sharpness)
+            # the row of the padding, which also ends a turn, is made as zeros
+            model.model.embed_tokens.weight.data[config.eos_token_id].normal_(std=config.initializer_range)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2).save_pretrained(directory)

@@ -9,8 +9,8 @@ from typing import Any
 from tests.tiny import TINY_NAME
 
 Refs = dict[str, dict[str, Any]]
-"""Uploaded files by name: `chats` and `prompts`; `broken`, whose third line is no JSON, and
-`broken prompts`, whose fifth is none."""
+"""Uploaded files by name: `chats`, `prompts` and `pairs`; `broken`, whose third line is no JSON, `broken
+prompts`, whose fifth is none, and `equal pairs`, whose second prefers nothing."""
 
 POLICY = "bad/input"
 SUMS: dict[str, Any] = {"kind": "arithmetic"}
@@ -29,6 +29,19 @@ def grpo(**method: Any) -> dict[str, Any]:
     return {"policy": POLICY, "base": TINY_NAME, "method": {**whole, **method}}
 
 
+def scored(method: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """With an evaluation."""
+    return sft(method, evaluation={"task": SUMS, "items": 2}, **changes)
+
+
+def rewarded(**reward: Any) -> dict[str, Any]:
+    return grpo(task={**SUMS, "reward": reward})
+
+
+def pairs(ref: dict[str, Any]) -> dict[str, Any]:
+    return sft({"kind": "dpo", "data": {"kind": "jsonl", "data": ref}})
+
+
 def rate(value: Any) -> dict[str, Any]:
     return sft({"optimizer": {"learning_rate": value}})
 
@@ -43,8 +56,11 @@ def text_of(body: dict[str, Any]) -> str:
 
 BAD: dict[str, tuple[Callable[[Refs], dict[str, Any]], tuple[str, ...]]] = {
     "unknown base": (lambda _: sft(base="tiny/lama"), ("base", "tiny/lama", f"did you mean {TINY_NAME}", "known are")),
-    "unknown method": (lambda _: sft({"kind": "ppo"}), ("method", "ppo", "'sft', 'grpo'")),
-    "unknown task": (lambda _: grpo(task={"kind": "chess"}), ("task", "chess", "'arithmetic', 'jsonl'")),
+    "unknown method": (lambda _: sft({"kind": "ppo"}), ("method", "ppo", "'sft', 'dpo', 'grpo'")),
+    "unknown task": (
+        lambda _: grpo(task={"kind": "chess"}),
+        ("task", "chess", "'arithmetic', 'jsonl', 'reasoning_gym'"),
+    ),
     "unknown module": (
         lambda _: sft(lora={"target_modules": ["q_proj", "lm_head"]}),
         ("lora.target_modules", "lm_head", "allowed are q_proj"),
@@ -84,5 +100,72 @@ BAD: dict[str, tuple[Callable[[Refs], dict[str, Any]], tuple[str, ...]]] = {
     "pattern that does not compile": (
         lambda _: grpo(task={**SUMS, "reward": {"kind": "regex", "pattern": "("}}),
         ("does not compile",),
+    ),
+    "steps that leave a record half used": (
+        lambda _: grpo(steps=6, epochs=2, minibatches=2),
+        ("steps is 6", "a record gets 4 steps", "multiple of 4"),
+    ),
+    "more minibatches than prompts": (
+        lambda _: grpo(steps=3, minibatches=3),
+        ("3 minibatches of 2 prompts", "a minibatch needs one"),
+    ),
+    "promote best without scores on the way": (
+        lambda _: scored(promote="best"),
+        ("promote: best needs eval_every",),
+    ),
+    "stop at a score without scores on the way": (
+        lambda _: scored(stop_when={"target_score": 0.5}),
+        ("stop_when on scores needs eval_every",),
+    ),
+    "stop when nothing holds": (
+        lambda _: sft(stop_when={}),
+        ("stop_when", "target_score, no_progress_steps, max_tokens"),
+    ),
+    "eval_every without an evaluation": (lambda _: sft(eval_every=1), ("eval_every needs an evaluation",)),
+    "eval_every inside a record": (
+        lambda _: {**grpo(steps=8, epochs=2, minibatches=2), "eval_every": 3, "evaluation": {"task": SUMS, "items": 2}},
+        ("eval_every: 3 is no multiple of 4", "allowed are 4, 8, 12"),
+    ),
+    "icepop with nothing between": (
+        lambda _: grpo(correction={"kind": "icepop", "low": 3.0, "high": 2.0}),
+        ("correction", "low 3.0 is above high 2.0"),
+    ),
+    "warm-up longer than the run": (
+        lambda _: sft({"optimizer": {"learning_rate": 0.1, "warmup_steps": 2}}),
+        ("warmup_steps: 2 is above the run's 1 steps", "allowed are 0 to 1"),
+    ),
+    "unknown generator": (
+        lambda _: grpo(task={"kind": "reasoning_gym", "name": "chain_summ"}),
+        ("chain_summ", "chain_sum"),
+    ),
+    "unknown setting of a generator": (
+        lambda _: grpo(task={"kind": "reasoning_gym", "name": "chain_sum", "config": {"colour": 1}}),
+        ("chain_sum", "colour"),
+    ),
+    "webhook on a host that is not allowed": (
+        lambda _: rewarded(kind="webhook", url="http://rewards.example/score"),
+        ("rewards.example:80 is not allowed", "allowed are: 127.0.0.1", "MINT_REWARD_HOSTS"),
+    ),
+    "webhook with a password": (
+        lambda _: rewarded(kind="webhook", url="http://me:secret@127.0.0.1/score"),
+        ("without a user or password",),
+    ),
+    "unknown plugin": (
+        lambda _: rewarded(kind="plugin", name="politeness"),
+        ("no reward plugin 'politeness' is installed", "mint.rewards", "letters, undefined"),
+    ),
+    "plugin without what it needs": (
+        lambda _: rewarded(kind="plugin", name="letters"),
+        ("the reward plugin 'letters' cannot be used", "KeyError"),
+    ),
+    "pairs without a preference": (
+        lambda refs: pairs(refs["equal pairs"]),
+        ("line 2", "`chosen` and `rejected` are equal"),
+    ),
+    "pairs that are chats": (lambda refs: pairs(refs["chats"]), ("line 1",)),
+    "beta 0": (lambda refs: sft({**pairs(refs["pairs"])["method"], "beta": 0}), ("beta", "greater than 0")),
+    "chats without a chosen turn": (
+        lambda refs: sft({"data": {"kind": "jsonl", "data": refs["chats"]}, "train_on": "chosen"}),
+        ("line 1", "no message has the weight 1"),
     ),
 }

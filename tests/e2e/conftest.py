@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.stacks import StackProcess, tiny_bases
+from tests.stacks import StackProcess, install_plugin, tiny_bases
 
 FP32 = {"MINT_SERVING_DTYPE": "float32", "MINT_LEARNER_PRECISION": "float32"}
 """The tiny base computes in fp32, where the engine's logprobs must equal the trainer's."""
@@ -19,8 +19,16 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_stack(tmp_path_factory: pytest.TempPathFactory, bases: Path) -> Iterator[StackProcess]:
-    yield from _running(tmp_path_factory.mktemp("shared-stack") / "data", bases)
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """For a stack whose operators installed two reward plugins and allow webhooks on this machine."""
+    return {"PYTHONPATH": str(install_plugin(tmp_path_factory.mktemp("plugin"))), "MINT_REWARD_HOSTS": "127.0.0.1"}
+
+
+@pytest.fixture(scope="session")
+def shared_stack(
+    tmp_path_factory: pytest.TempPathFactory, bases: Path, rewards: dict[str, str]
+) -> Iterator[StackProcess]:
+    yield from _running(tmp_path_factory.mktemp("shared-stack") / "data", bases, rewards)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +37,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, bases: Path) -> Iterator[Sta
     yield from _running(tmp_path_factory.mktemp("stack") / "data", bases)
 
 
-def _running(data: Path, bases: Path) -> Iterator[StackProcess]:
-    found = StackProcess(data, "transformers", bases, FP32)
+def _running(data: Path, bases: Path, env: Mapping[str, str] | None = None) -> Iterator[StackProcess]:
+    found = StackProcess(data, "transformers", bases, {**FP32, **(env or {})})
     try:
         yield found.up()
     finally:

@@ -18,7 +18,8 @@ from mint_schemas import Envelope, RunEnded, headers_for
 from mint_schemas.cloudevents import run_id_for
 
 from tests.e2e.bad_requests import BAD, POLICY, Refs, grpo, sft, text_of
-from tests.stacks import StackProcess, write_prompts
+from tests.e2e.method_specs import PAIRS
+from tests.stacks import StackProcess, lines, write_prompts
 from tests.tiny import TINY_NAME, TINY_TOKEN
 
 TRAIN = "mint.v1.train.requested"
@@ -45,6 +46,8 @@ def refs(http: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Refs:
         "broken": f"{chat}\n{chat}\n{{half\n".encode(),
         "prompts": prompts,
         "broken prompts": prompts + b"half\n",
+        "pairs": PAIRS,
+        "equal pairs": lines(*({"prompt": "p", "chosen": "same", "rejected": it} for it in ("other", "same"))),
     }
     found = {}
     for name, content in files.items():

@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from tests.e2e import method_specs as specs
+from tests.e2e.runs import Runs
 from tests.stacks import LETTERS, StackProcess, write_prompts
 from tests.tiny import TINY_NAME
 
@@ -184,4 +189,69 @@ def test_a_part_is_killed_at_a_random_moment(world: World, part: str) -> None:
     time.sleep(moment.uniform(0, 1.0))
     world.stack.up()
     assert world.wait(run_id)["promoted"]
+    world.audit(run_id, policy)
+
+
+def start_twice(runs: Runs, name: str) -> str:
+    """A run that is the same on any stack: its id, its seeds and its data are."""
+    if name == "dpo":
+        return runs.start("acme/dpo-twice", specs.dpo(runs.put(specs.PAIRS), steps=6), key="dpo-twice")
+    record = {"epochs": 2, "minibatches": 2, "kl": {"estimator": "k3", "coefficient": 0.05}}
+    method = specs.grpo(specs.task(runs.put(specs.QUESTIONS)), steps=8, **record)
+    return runs.start("acme/grpo-twice", method, key="grpo-twice")
+
+
+@pytest.mark.parametrize("name", ["dpo", "grpo"])
+def test_a_learner_killed_inside_a_record_changes_no_byte(
+    world: World, shared_stack: StackProcess, name: str, tmp_path: Path
+) -> None:
+    """Killed with the first step's files written, then with its row committed, so that the second step of a
+    record of 2 × 2 begins in a process that saw nothing of the first. Sampling is seeded and the learner has
+    one thread, so that an undisturbed run on another stack must give the same adapters."""
+    policy = f"acme/{name}-twice"
+    with Runs(shared_stack) as quiet:
+        run_id = start_twice(quiet, name)
+        quiet.completed(run_id)
+        expected = [(it["step"], it["adapter_sha256"]) for it in quiet.revisions(policy)]
+    world.arm("learner", "after_files", tmp_path)
+    with Runs(world.stack) as runs:
+        assert start_twice(runs, name) == run_id
+        world.died("learner", "after_files", tmp_path)
+        world.arm("learner", "after_row", tmp_path)
+        world.died("learner", "after_row", tmp_path)
+        assert len(runs.facts(run_id, "policy.updated")) == 1
+        world.stack.up()
+        runs.completed(run_id)
+        assert [(it["step"], it["adapter_sha256"]) for it in runs.revisions(policy)] == expected
+        assert [it["step"] for it in runs.facts(run_id, "policy.updated")] == list(range(1, 7 if name == "dpo" else 9))
+
+
+@contextmanager
+def another_learner(stack: StackProcess) -> Iterator[subprocess.Popen[bytes]]:
+    """A second learner of the same base, as the first one was started."""
+    pid = stack.pid("learner")
+    assert pid is not None
+    first = psutil.Process(pid)
+    with (stack.data / "logs" / "learner-2.log").open("ab") as log:
+        env = {**first.environ(), "MINT_PORT": "0"}
+        process = subprocess.Popen(first.cmdline(), env=env, stdout=log, stderr=log, cwd=stack.data)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def test_two_learners_share_a_base_and_one_of_them_dies(world: World) -> None:
+    """nats.go#1929: each step is made once, by whichever holds the lease."""
+    policy = "acme/two-learners"
+    world.stack.up()
+    with another_learner(world.stack) as second:
+        run_id = world.start(policy)
+        world.wait(run_id, "step", step=1)
+        world.stack.kill("learner")
+        assert world.wait(run_id)["promoted"]
+        assert second.poll() is None
+    assert run_id in (world.stack.data / "logs" / "learner-2.log").read_text()
+    world.stack.up()
     world.audit(run_id, policy)
