@@ -42,8 +42,12 @@ class RolloutCompleted(_RunFact):
 class PolicyUpdated(_RunFact):
     """One optimizer step is committed with its training checkpoint.
 
-    `metrics`: loss, grad_norm, tokens, learning_rate, and for GRPO ratio_mean, mismatch_mean,
-    mismatch_max, kept_groups, dropped_groups. `skipped`: no row was left, so no step was made."""
+    `metrics` of every method: loss, grad_norm, tokens (all input tokens of the step), learning_rate,
+    optimizer_step. GRPO: reward_mean, reward_std, completion_tokens_mean, completion_tokens_max,
+    truncated_share, kept_groups, dropped_groups, advantage_abs_mean, kl (with a reference), clip_share,
+    mismatch_mean, mismatch_max, ratio_mean, effective_sample_size. SFT: rows, truncated_rows, nll. DPO:
+    margin, accuracy, chosen_reward, rejected_reward, truncated_rows. `skipped`: no row was left, so no
+    step was made; what is known without one is there."""
 
     command_id: str
     step: int

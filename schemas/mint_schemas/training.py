@@ -226,6 +226,12 @@ class KlPenalty(Strict):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     times_ratio: bool = False
 
+    @model_validator(mode="after")
+    def _ratio_of_k3(self) -> KlPenalty:
+        if self.times_ratio and self.estimator != "k3":
+            raise ValueError(f"times_ratio goes with k3, not with {self.estimator}")
+        return self
+
 
 class Tis(Strict):
     """Truncated importance sampling: each token's loss times min(w, `cap`), w = exp(lp_old − q)."""

@@ -121,5 +121,5 @@ def _parts(base: Base, settings: LearnerSettings, ranks: Ranks | None) -> tuple[
     )
     slots = SlotTable(resident, settings.learner_slots, base.max_rank)
     trainer = TorchTrainer(resident, settings.learner_batch_tokens, ranks.peers if ranks else None)
-    schedule = Schedule(settings.learner_schedule, settings.learner_joint_tokens)
+    schedule = Schedule(settings.learner_schedule, settings.learner_batch_tokens)
     return base, resident, slots, trainer, TextCodec.load(base.directory), schedule

@@ -12,7 +12,7 @@ from shared.errors import Fatal
 from shared.tasks import Chat, Pair, load_demonstrations, load_pairs
 from shared.tasks.load import Read
 
-KEPT = 4
+KEPT = 16
 
 T = TypeVar("T")
 D = TypeVar("D", Data, Pairs)

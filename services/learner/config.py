@@ -18,9 +18,8 @@ class LearnerSettings(CommonSettings):
     learner_slots: Annotated[int, Field(ge=1, description="adapters whose state stays in memory")] = 8
     learner_batch_tokens: Annotated[int, Field(ge=1, description="tokens of a micro-batch")] = 1024
     learner_packing: Annotated[bool, Field(description="rows end to end, without padding")] = True
-    learner_commands_in_flight: Annotated[int, Field(ge=1, description="steps that wait here for a turn")] = 4
+    learner_commands_in_flight: Annotated[int, Field(ge=1, description="steps that wait here for a turn")] = 8
     learner_schedule: Annotated[
         Literal["auto", "sliced", "batched"], Field(description="one policy a turn, several, or several small ones")
-    ] = "auto"
-    learner_joint_tokens: Annotated[int, Field(ge=1, description="tokens of a joint turn, schedule auto")] = 1024
+    ] = "sliced"
     learner_threads: Annotated[int, Field(ge=0, description="threads of one step; 0 = as torch chooses")] = 0

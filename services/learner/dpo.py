@@ -42,7 +42,7 @@ def dpo_rows(pairs: Sequence[Pair], codec: TextCodec, max_length: int, beta: flo
         for side, (ids, mask) in zip(("chosen", "rejected"), sides, strict=True)
     ]
     call = LossCall("dpo", {"beta": beta})
-    metrics = {"truncated_rows": float(truncated)}
+    metrics = {"truncated_rows": float(truncated), "pairs": float(len(kept))}
     return StepRows(data, call, metrics, reference=True, report=partial(_report, beta))
 
 

@@ -23,6 +23,9 @@ __all__ = ["GroupBench", "keys_of"]
 class GroupBench(Workbench):
     """Like `Workbench`, of which it takes the arguments."""
 
+    # another process may not have met the error, and would not try again
+    tries_apart = False
+
     def __init__(self, *arguments: Any, peers: Group) -> None:
         super().__init__(*arguments)
         self._peers = peers

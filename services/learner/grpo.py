@@ -29,17 +29,21 @@ OVERLONG = "length"
 
 @dataclass(frozen=True)
 class _Row:
+    """`length`: how many of the trajectory's tokens take part, all or none."""
+
     name: str
     prompt: tuple[int, ...]
     trajectory: Trajectory
     advantage: float
+    length: int
 
 
 def grpo_rows(record: RolloutRecord, method: Grpo, epoch: int = 0, minibatch: int = 0, seed: int = 0) -> StepRows:
     """One datum per trajectory that takes part, of the groups of this minibatch (arXiv:2402.03300).
 
     A group takes part unless its rewards are all equal and `drop_zero_variance` is set; a trajectory unless
-    it was cut and `mask_overlong` is set (its reward still counts in its group's baseline). The groups left
+    it was cut and `mask_overlong` is set; it then has no token left, but still counts among the B of its
+    minibatch and in its group's baseline. The groups left
     are dealt to the minibatches anew for each epoch, by (seed, record step, epoch); there may be fewer of
     them than minibatches. Raises Fatal naming the prompt for a group that is no group or a trajectory that
     is not whole."""
@@ -48,10 +52,9 @@ def grpo_rows(record: RolloutRecord, method: Grpo, epoch: int = 0, minibatch: in
     groups = [rows for i, group in enumerate(record.groups) if (rows := _group_rows(i, group, method))]
     picked = _minibatch(len(groups), method.minibatches, minibatch, f"grpo|{seed}|{record.step}|{epoch}")
     rows = [row for i in picked for row in groups[i]]
-    lengths = [len(row.trajectory.token_ids) for row in rows]
-    weights = trajectory_coefficients(lengths, method.loss_aggregation, record.max_tokens)
-    data = [_datum(row, weight) for row, weight in zip(rows, weights, strict=True) if row.trajectory.token_ids]
-    whole = [_datum(row, None) for group in groups for row in group if row.trajectory.token_ids]
+    weights = trajectory_coefficients([row.length for row in rows], method.loss_aggregation, record.max_tokens)
+    data = [_datum(row, weight) for row, weight in zip(rows, weights, strict=True) if row.length]
+    whole = [_datum(row, None) for group in groups for row in group if row.length]
     config = grpo_config(method)
     return StepRows(
         data=data,
@@ -90,12 +93,18 @@ def _group_rows(index: int, group: Group, method: Grpo) -> list[_Row]:
     rewards = [trajectory.reward for trajectory in group.trajectories]
     if method.drop_zero_variance and is_degenerate(rewards):
         return []
-    return [
+    rows = [
         # an item may be asked twice in a step, so the prompt's name alone would not name the row
-        _Row(f"{group.prompt_id}, group {index}, trajectory {number}", group.prompt_ids, trajectory, advantage)
+        _Row(
+            f"{group.prompt_id}, group {index}, trajectory {number}",
+            group.prompt_ids,
+            trajectory,
+            advantage,
+            0 if method.mask_overlong and trajectory.finish_reason == OVERLONG else len(trajectory.token_ids),
+        )
         for number, (trajectory, advantage) in enumerate(zip(group.trajectories, advantages, strict=True))
-        if not (method.mask_overlong and trajectory.finish_reason == OVERLONG)
     ]
+    return rows if any(row.length for row in rows) else []
 
 
 def _advantages(group: Group, method: Grpo) -> list[float]:

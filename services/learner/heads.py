@@ -35,6 +35,12 @@ class LossHead:
     def needs(self) -> frozenset[str]:
         return self._loss.needs
 
+    def check_pairs(self, rows: Sequence[Datum]) -> None:
+        """Raises Fatal naming a row without a pair where the loss is one of pairs."""
+        alone = next((row.name for row in rows if not row.pair), None) if self._loss.paired else None
+        if alone is not None:
+            raise Fatal(f"row {alone}: the loss {self._call.name} is of pairs, and this row has none")
+
     def __call__(self, indices: Sequence[int], rows: Sequence[Datum], logits: Tensor) -> Weighed:
         lp = target_logprobs(logits, targets_of(rows, logits.device), self._call.temperature)
         inputs = {name: flat_input(rows, name, lp) for name in rows[0].inputs}

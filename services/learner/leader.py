@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from services.learner.group_bench import GroupBench, keys_of
 from services.learner.one_step import StepOutcome, StepRequest
 from services.learner.ranks import Leave, Order, Ranks, Steps, end_process
+from shared.errors import Retryable
 
 __all__ = ["LeadBench", "Leader"]
 
@@ -37,6 +38,8 @@ class Leader:
         """Give an order and do this process's part of it. What cannot be pickled raises, and is not given."""
         told = pickle.dumps(order)
         with self._lock:
+            if self._left:
+                raise Retryable("the learner is shutting down; another one takes the step", delay_s=0.0)
             try:
                 self.ranks.peers.hear(told)
                 return part()

@@ -6,6 +6,7 @@ Invariant: the three parts are called in order, and after an error none of them 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -73,12 +74,21 @@ class SlotLost(Retryable):
 
 
 class OneStep:
-    """`stack` keeps the slots from being evicted until it is left."""
+    """`stack` keeps the slots from being evicted until it is left; under `noting` slots say what they hold."""
 
-    def __init__(self, request: StepRequest, base: Base, slots: SlotTable, trainer: Trainer, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        request: StepRequest,
+        base: Base,
+        slots: SlotTable,
+        trainer: Trainer,
+        stack: ExitStack,
+        noting: threading.Lock,
+    ) -> None:
         self.request, self.rows = request, request.rows
         self.error: Exception | None = None
         self._base, self._slots, self._trainer, self._stack = base, slots, trainer, stack
+        self._noting = noting
         self._slot: Slot | None = None
         self._old: dict[str, list[float]] | None = None
         self._before = b""
@@ -115,8 +125,9 @@ class OneStep:
         command = self.request.command
         with STEP_PART_SECONDS.labels("restore").time():
             self._slot = self._take(command.policy)
-            held, self._slot.holds = self._slot.holds, None
-            self._slot.turn += 1
+            with self._noting:
+                held, self._slot.holds = self._slot.holds, None
+                self._slot.turn += 1
             if self.request.start is not None:
                 self._trainer.load(self._slot, self.request.start, self._base.sha256, command.fresh_optimizer)
             elif command.start is None:

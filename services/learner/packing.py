@@ -29,6 +29,8 @@ PACKED_ATTENTION = "mint_packed"
 _LENGTHS: ContextVar[Sequence[int] | None] = ContextVar("row_lengths", default=None)
 # what some architectures add to attention and this one would silently leave out
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
+# layers of other kinds (chunked, linear) see rows in ways that this attention is not told of
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @contextmanager
@@ -85,7 +87,9 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
 def pack_attention(module: Any) -> bool:
     """Give a loaded base the packed attention, if two packed rows then come out as each does alone; else
     leave it as it was. False for attention that cannot be exchanged or has parts that are not known here."""
-    if not module._supports_attention_backend:
+    config = module.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
+    if kinds or getattr(config, "attention_chunk_size", None) or not module._supports_attention_backend:
         return False
     own = module.config._attn_implementation
     rows = [torch.arange(3, 8), torch.arange(9, 12)]

@@ -184,7 +184,10 @@ class SlotTable:
         for policy, slot in self._slots.items():
             if not slot.accumulated and not slot.in_use:
                 return policy
-        raise Retryable(f"all {self.capacity} slots hold gradients of an open step; try again after one commits")
+        raise Retryable(
+            f"all {self.capacity} slots hold gradients of an open step or are in use; trying again after one is "
+            "free (MINT_LEARNER_SLOTS says how many there are)"
+        )
 
     def _layers(self, policy: str, shape: SlotShape) -> dict[str, nn.Linear]:
         if shape.rank > self._max_rank:

@@ -2,7 +2,8 @@
 
 Reads the start checkpoint, the rollout record or the chats; hands the arithmetic to a thread; writes
 the files of the attempt. Invariant: what is computed depends on the command and the files it names
-alone, so that a redelivered command gives the same checkpoint and never a second step.
+alone (in a joint turn, to rounding), so that a redelivered command gives the same checkpoint and never a
+second step.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class UpdateJob:
             return await bench.turns.take(request)
         except SlotLost:
             start, reference = await self._start(command), await self._reference(command)
-            return await bench.turns.take(replace(request, start=start, reference=reference))
+            return await bench.turns.take(replace(request, start=start, reference=reference), first=True)
 
     async def _old_logprobs(self, command: UpdateRequested) -> bytes | None:
         first = (command.epoch, command.minibatch) == (0, 0)

@@ -153,6 +153,7 @@ class TorchTrainer:
             head = LossHead(work.call)
             self._check_rows(work.data, head.needs)
             units(work.data)
+            head.check_pairs(work.data)
         except MintError as error:
             return error
         return Part(work.slot, work.data, head, work.check)

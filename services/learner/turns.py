@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Request)
 O_co = TypeVar("O_co")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting(Generic[R, O_co]):
     request: R
     answer: asyncio.Future[O_co]
@@ -54,9 +54,11 @@ class Turns(Generic[R, O_co]):
         self._queue: deque[_Waiting[R, O_co]] = deque()
         self._runner: asyncio.Task[None] | None = None
 
-    async def take(self, request: R) -> O_co:
-        """The outcome of the request's turn. When the caller is cancelled the request is told at its next
-        check, and nobody waits for that: a shutdown gives its lease back at once."""
+    async def take(self, request: R, first: bool = False) -> O_co:
+        """The outcome of the request's turn; `first`: it had one that came to nothing, and has the next.
+
+        When the caller is cancelled the request is told at its next check, and nobody waits for that: a
+        shutdown gives its lease back at once."""
         stopped = threading.Event()
 
         def check() -> None:
@@ -65,7 +67,10 @@ class Turns(Generic[R, O_co]):
 
         answer: asyncio.Future[O_co] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(request.with_check(check), answer)
-        self._queue.append(waiting)  # type: ignore[arg-type]
+        if first:
+            self._queue.appendleft(waiting)  # type: ignore[arg-type]
+        else:
+            self._queue.append(waiting)  # type: ignore[arg-type]
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         try:

@@ -7,6 +7,7 @@ saying nothing, so that the next one restores.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from mint_schemas.commands import UpdateRequested
 
 from services.learner import checkpoint
 from services.learner.base_model import ResidentBase
-from services.learner.datum import Datum
+from services.learner.datum import Datum, cost
 from services.learner.one_step import OneStep, StepOutcome, StepRequest, reference_key, shape_of
 from services.learner.slots import Slot, SlotTable
 from services.learner.trainer import ForwardBackward, Trainer, Work
@@ -32,15 +33,17 @@ PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 12 + 34 = 46, and wat
 
 @dataclass(frozen=True)
 class Schedule:
-    """`sliced`: one policy's step a turn. `batched`: as many as have slots. `auto`: those that together
-    have at most `joint_tokens` tokens, since only a base that is not busy with one gains by several."""
+    """`sliced`: one policy's step a turn, its bytes a function of its command alone. `batched`: as many as
+    have slots. `auto`: those that together have at most `joint_tokens` tokens."""
 
-    kind: Literal["auto", "sliced", "batched"] = "auto"
+    kind: Literal["auto", "sliced", "batched"] = "sliced"
     joint_tokens: int = 1024
 
 
 class Workbench:
     """`turns` is taken by whoever steps: slots share one resident base."""
+
+    tries_apart = True
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Workbench:
         self.base, self.codec = base, codec
         self._resident, self._slots, self._trainer = resident, slots, trainer
         self._schedule = schedule or Schedule()
+        self.noting = threading.Lock()
         waited = TURN_WAIT_SECONDS.labels(base.token).observe
         self.turns: Turns[StepRequest, StepOutcome] = Turns(self.steps, self._together, waited)
 
@@ -74,7 +78,9 @@ class Workbench:
     def steps(self, requests: Sequence[StepRequest]) -> list[StepOutcome | Exception]:
         """One optimizer step each, their passes over the base joint; what fails is answered by its error."""
         with ExitStack() as stack:
-            steps = [OneStep(request, self.base, self._slots, self._trainer, stack) for request in requests]
+            steps = [
+                OneStep(request, self.base, self._slots, self._trainer, stack, self.noting) for request in requests
+            ]
             for step in steps:
                 step.attempt(step.prepare)
             learning = [step for step in steps if step.error is None and step.rows.data]
@@ -87,18 +93,34 @@ class Workbench:
     def keep(self, outcome: StepOutcome, holds: str) -> None:
         """Note which checkpoint the step's slot holds, if it has not moved on since; one that was not
         committed matches no later start."""
-        if outcome.slot.turn == outcome.turn:
-            outcome.slot.holds = holds
+        with self.noting:
+            if outcome.slot.turn == outcome.turn:
+                outcome.slot.holds = holds
 
     def _learn(self, steps: Sequence[OneStep]) -> None:
         works = [Work(step.slot, step.rows.data, step.rows.call, step.request.check) for step in steps]
-        with STEP_PART_SECONDS.labels("forward_backward").time():
-            answers = self._trainer.forward_backward_batch(works)
+        try:
+            with STEP_PART_SECONDS.labels("forward_backward").time():
+                answers = self._trainer.forward_backward_batch(works)
+        except Exception as error:
+            self._learn_apart(steps, error)
+            return
         for step, answer in zip(steps, answers, strict=True):
             if isinstance(answer, ForwardBackward):
                 step.attempt(lambda step=step, answer=answer: step.learn(answer))  # type: ignore[misc]
             else:
                 step.fail(answer)
+
+    def _learn_apart(self, steps: Sequence[OneStep], error: Exception) -> None:
+        """A joint pass met what is no step's own (memory, say): each of them again, alone, so that the one
+        that brings it about is the one that fails."""
+        if len(steps) == 1 or not self.tries_apart:
+            for step in steps:
+                step.fail(error)
+            return
+        for step in steps:
+            step.slot.forget_gradients()
+            self._learn([step])
 
     def _together(self, taken: Sequence[StepRequest], following: StepRequest) -> bool:
         everyone = [*taken, following]
@@ -109,8 +131,10 @@ class Workbench:
         # a step takes a slot, and one for its reference
         if sum(1 + (request.command.reference is not None) for request in everyone) > self._slots.capacity:
             return False
-        tokens = sum(len(row.input_ids) for request in everyone for row in request.rows.data)
-        return self._schedule.kind == "batched" or tokens <= self._schedule.joint_tokens
+        if self._schedule.kind == "batched":
+            return True
+        rows = [row for request in everyone for row in request.rows.data]
+        return not rows or cost(rows, padded=not self._resident.packing) <= self._schedule.joint_tokens
 
     def _probe(self, slot: Slot, check: Check) -> Probe:
         ids = tuple(self.codec.encode(PROBE_TEXT))

@@ -61,7 +61,7 @@ def test_a_pair_is_its_prompt_with_either_completion_and_the_completion_weighs(c
     assert [datum.pair for datum in rows.data][::2] == [datum.pair for datum in rows.data][1::2]
     assert {c for datum in rows.data for c in datum.coefficients} == {0.0, 0.5}
     assert (rows.call.name, rows.call.config, rows.reference) == ("dpo", {"beta": 0.1}, True)
-    assert rows.metrics == {"truncated_rows": 0.0}
+    assert rows.metrics == {"truncated_rows": 0.0, "pairs": 2.0}
 
 
 def test_the_same_pair_twice_in_a_step_is_two_pairs(codec):
@@ -77,11 +77,11 @@ def test_a_row_is_cut_at_its_end_and_a_pair_without_a_completion_left_takes_no_p
     assert len(rows.data[0].input_ids) == 59
     assert rows.data[0].input_ids == dpo_rows([long], codec, 512, beta=0.1).data[0].input_ids[:59]
     # both rows of the lost pair and one of the long one
-    assert rows.metrics == {"truncated_rows": 3.0}
+    assert rows.metrics == {"truncated_rows": 3.0, "pairs": 2.0}
     assert {c for datum in rows.data for c in datum.coefficients} == {0.0, 0.5}
     assert dpo_rows([lost], codec, 60, beta=0.1).data == []
     exact = len(dpo_rows(PAIRS[:1], codec, 512, beta=0.1).data[1].input_ids) + 1
-    assert dpo_rows(PAIRS[:1], codec, exact, beta=0.1).metrics == {"truncated_rows": 0.0}
+    assert dpo_rows(PAIRS[:1], codec, exact, beta=0.1).metrics == {"truncated_rows": 0.0, "pairs": 1.0}
 
 
 def test_the_weighed_loss_is_the_mean_over_the_pairs_of_the_formula(codec):

@@ -111,9 +111,9 @@ def test_groups_of_equal_rewards_stay_where_they_are_not_dropped():
     assert (rows.metrics["kept_groups"], rows.metrics["dropped_groups"]) == (2.0, 0.0)
 
 
-@pytest.mark.parametrize(("aggregation", "wanted"), [("grpo", 1 / 6), ("token", 1 / 6), ("dr_grpo", 1 / 48)])
-def test_an_overlong_trajectory_is_in_no_row_no_length_and_no_count(aggregation, wanted):
-    """Three of four trajectories are left, of 2 tokens each: 1/(3·2), 1/6, 1/(3·16)."""
+@pytest.mark.parametrize(("aggregation", "wanted"), [("grpo", 1 / 8), ("token", 1 / 6), ("dr_grpo", 1 / 64)])
+def test_an_overlong_trajectory_is_in_no_row_and_no_length(aggregation, wanted):
+    """Three of four trajectories have tokens left, 2 each, and B is 4: 1/(4·2), 1/6, 1/(4·16)."""
     cut = trajectory((7,) * 16, 0.0, finish_reason="length")
     whole = [trajectory((7, 2), reward) for reward in (1.0, 0.0, 1.0)]
     rows = grpo_rows(

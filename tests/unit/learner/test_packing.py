@@ -156,6 +156,16 @@ def test_attention_with_parts_that_packing_does_not_know_is_padded(architecture)
         assert torch.equal(resident.module(input_ids=ids).logits, plain(input_ids=ids).logits)
 
 
+@pytest.mark.parametrize("change", [{"attention_chunk_size": 8}, {"layer_types": ["linear_attention"] * 2}])
+def test_layers_that_see_rows_in_another_way_are_padded(architecture, change):
+    """Chunks are longer than the rows that packing is tried with, so it is the config that says so."""
+    module = AutoModelForCausalLM.from_pretrained(architecture("llama")).eval()
+    assert packing.pack_attention(module)
+    for name, value in change.items():
+        object.__setattr__(module.config, name, value)
+    assert not packing.pack_attention(module)
+
+
 def test_packing_that_mixes_rows_is_found_at_load(architecture, monkeypatch):
     monkeypatch.setattr(packing, "packed", lambda lengths: packed([sum(lengths)]))
     assert not ResidentBase(architecture("mistral"), "float32", ATTENTION).packing

@@ -12,7 +12,7 @@ from services.learner.optimizer import AdamParams
 from services.learner.slots import SlotShape
 from services.learner.trainer import LossCall
 from shared.errors import Fatal, Retryable
-from tests.unit.learner.batches import CALLS, batch, relative_l2, shake
+from tests.unit.learner.batches import CALLS, batch, go_on, relative_l2, shake
 
 CALL = LossCall("cross_entropy")
 ADAM = AdamParams(learning_rate=1e-2, eps=1e-8)
@@ -256,3 +256,12 @@ def test_a_check_that_raises_ends_the_call_between_micro_batches(rig, rows):
         bench.trainer.forward_backward(slot, rows(), CALL, lose)
     assert len(calls) == 3
     assert slot.gradients is None
+
+
+def test_a_loss_of_pairs_refuses_a_row_without_one(rig):
+    """It would be a loss of 0 and a gradient of 0, in silence."""
+    bench = rig()
+    data = batch("dpo", (5, 9))
+    alone = [dataclasses.replace(row, pair="") for row in data]
+    with pytest.raises(Fatal, match=f"row {data[0].name}: the loss dpo is of pairs, and this row has none"):
+        bench.trainer.forward_backward(bench.fresh("acme/a"), alone, CALLS["dpo"], go_on)

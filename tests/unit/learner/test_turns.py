@@ -105,6 +105,28 @@ async def test_five_policies_in_a_loop_get_a_turn_each_in_every_round(at_most):
     assert all(len(set(turn)) == len(turn) <= at_most for turn in base.log)
 
 
+async def test_a_request_whose_turn_came_to_nothing_has_the_next_one():
+    base = Base()
+    gate, first = await _hold(base)
+    tasks = await _queue(base, *"ab")
+    again = asyncio.create_task(base.turns.take(Ask("again"), first=True))
+    await asyncio.sleep(0)
+    gate.gate.set()
+    await asyncio.gather(first, *tasks, again)
+    assert base.log == [["first"], ["again"], ["a"], ["b"]]
+
+
+async def test_what_decides_who_joins_may_fail_and_the_next_turn_runs():
+    base = Base()
+    gate, first = await _hold(base)
+    base.turns._together = lambda taken, following: 1 / 0
+    tasks = await _queue(base, *"ab")
+    gate.gate.set()
+    with pytest.raises(ZeroDivisionError):
+        await tasks[0]
+    assert await asyncio.gather(first, tasks[1]) == ["done first", "done b"]
+
+
 async def test_a_request_waits_for_no_step_that_came_after_it():
     """A policy that asks again and again does not pass one that waits."""
     base = Base()

@@ -168,6 +168,26 @@ def test_a_start_that_does_not_fit_or_a_check_that_raises_ends_its_own_step_only
     assert _distance(c.files, absent.steps([requests[2]])[0].files) <= 1e-5
 
 
+def test_a_pass_that_dies_of_one_policy_is_made_again_for_each_alone(tiny_directory, monkeypatch):
+    """Memory that one policy's rows do not leave, say: the others have the bytes that they have alone."""
+    bench = make_workbench(tiny_directory, schedule=Schedule("batched"))
+    trainer = bench._trainer
+    whole = type(trainer).forward_backward_batch
+
+    def out_of_memory(self, works):
+        if any(work.slot.policy == "acme/b" for work in works):
+            raise RuntimeError("out of memory")
+        return whole(self, works)
+
+    monkeypatch.setattr(type(trainer), "forward_backward_batch", out_of_memory)
+    a, b, c = bench.steps([_request(name, 1) for name in NAMES])
+    assert isinstance(b, RuntimeError)
+    assert bench._slots._slots["acme/b"].accumulated == 0
+    (alone,) = make_workbench(tiny_directory).steps([_request("acme/c", 1)])
+    assert c.files == alone.files
+    assert a.adapter_changed
+
+
 def test_a_step_that_fails_outside_of_its_rows_is_its_own_too(tiny_directory):
     """Rank 33 is more than the learner has; a foreign error while a slot is prepared is no one else's."""
     bench, absent = make_workbench(tiny_directory), make_workbench(tiny_directory)
