@@ -41,7 +41,7 @@ def main() -> None:
     if "step" in wanted:
         keep(chosen.to, "step", one_policy.measure(chosen.rounds))
     if "policies" in wanted:
-        keep(chosen.to, "policies", policies.measure(counts, (4, 40), 2, chosen.rounds))
+        keep(chosen.to, "policies", policies.measure(counts, (4, 16), 2, chosen.rounds))
     if "swaps" in wanted:
         keep(chosen.to, "swaps", swaps.measure(chosen.rounds))
     if set(ON_A_STACK) & set(wanted):

@@ -240,7 +240,8 @@ class Lab:
         return self.database.read_now(runs.find, run_id)
 
     def open(self, run_id: str) -> str | None:
-        return self.database.read_now(commands.open_command, run_id)
+        """The command that has been open for longest."""
+        return next(iter(self.database.read_now(commands.open_commands, run_id)), None)
 
     def take(self, command_id: str, worker: str = "w1") -> Any:
         return self.database.write_now(

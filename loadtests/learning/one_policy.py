@@ -29,7 +29,7 @@ from services.learner.datum import Datum, cost
 
 def measure(rounds: int) -> list[dict[str, Any]]:
     figures = []
-    for name, rows in (("96 sums", sums(96, seed=1)), ("16 chats", chats(16, seed=1))):
+    for name, rows in (("48 sums", sums(48, seed=1)), ("8 chats", chats(8, seed=1))):
         cases = {
             "PEFT, rows as they come": peft_step(rows, _in_order(rows)),
             "PEFT, by length": peft_step(rows, _in_order(_by_length(rows))),

@@ -77,11 +77,6 @@ def open_commands(session: Session, run_id: str) -> list[str]:
     return list(session.scalars(query.order_by(CommandRow.issued_at, CommandRow.step, CommandRow.command_id)))
 
 
-def open_command(session: Session, run_id: str) -> str | None:
-    """The one that has been open for longest."""
-    return next(iter(open_commands(session, run_id)), None)
-
-
 def close_rollouts(session: Session, run_id: str) -> None:
     """Whoever works on one loses it at the next renewal, and can commit nothing."""
     rollouts = update(CommandRow).where(CommandRow.run_id == run_id, CommandRow.kind == "rollout")

@@ -31,8 +31,10 @@ def take(session: Session, request: TakeRequest, rules: LeaseRules, now: float) 
     if row.event is not None:
         return TakeAnswer(status="committed", event=OutgoingEvent.model_validate(row.event))
     run = runs.find(session, row.run_id)
-    if run is None or run.state not in runs.ACTIVE or row.state != "open":
+    if run is None or run.state not in runs.ACTIVE:
         return TakeAnswer(status="closed", reason=f"the run {row.run_id} is {run.state if run else 'unknown'}")
+    if row.state != "open":
+        return TakeAnswer(status="closed", reason=f"superseded: the run {row.run_id} needs {row.command_id} no longer")
     lease = session.get(LeaseRow, row.resource)
     if lease is not None and lease.expires_at > now:
         return TakeAnswer(
@@ -57,12 +59,13 @@ def _grant(session: Session, lease: LeaseRow | None, row: CommandRow, worker: st
 
 
 def renew(session: Session, request: LeaseRequest, rules: LeaseRules, now: float) -> RenewAnswer:
-    """A lease that has expired is lost, even if nobody took it since."""
+    """A lease that has expired is lost, even if nobody took it since. Work that the run needs no longer is
+    cancelled, not lost: there is no reason to deliver it again."""
     row = session.get(CommandRow, request.command_id)
     if row is None:
         return RenewAnswer(held=False)
     run = runs.find(session, row.run_id)
-    if run is None or run.state in runs.ENDED:
+    if run is None or run.state in runs.ENDED or row.state == "closed":
         return RenewAnswer(held=False, cancelled=True)
     lease = held_lease(session, row, request.worker, request.epoch, now)
     if lease is None or row.state != "open":

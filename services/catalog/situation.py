@@ -16,7 +16,7 @@ from services.catalog.plan import Situation
 from services.catalog.readiness import Readiness
 from services.catalog.runs import Scoring
 from services.catalog.tables import AliasRow, CheckpointRow, CommandRow, EvaluationRow, RevisionRow, RunRow
-from services.catalog.verdict import MAX_SKIPPED
+from services.catalog.verdict import skip_limit
 from shared.bases import Base
 
 
@@ -32,14 +32,14 @@ def look(
     request = orders.request_of(run)
     goal = goal_of(request)
     done = session.scalar(select(func.max(CheckpointRow.step)).where(CheckpointRow.run_id == run.run_id)) or 0
-    scores, scored = _scores(session, run, request, bases)
+    scores, scored = _scores(session, run, request, bases) if needs_scores(goal, done) else ({}, {})
     alias = session.get(AliasRow, (run.policy, request.promote_to)) if request.promote_to else None
     return Situation(
         goal=goal,
         parent=run.parent,
         working=_working(session, run),
         done=done,
-        skipped=_skipped(session, run),
+        skipped=_skipped(session, run, skip_limit(goal)),
         tokens=_tokens(session, run) if goal.max_tokens is not None else 0,
         records=_records(session, run, goal, done),
         exported=_committed(session, run, "export", done),
@@ -91,10 +91,10 @@ def _revisions(session: Session, run: RunRow, goal: Goal, done: int) -> dict[int
     return dict(rows.all())
 
 
-def _skipped(session: Session, run: RunRow) -> int:
-    """How many of the latest updates in a row made no optimizer step, up to where it ends the run."""
+def _skipped(session: Session, run: RunRow, most: int) -> int:
+    """How many of the latest updates in a row made no optimizer step, counted up to `most`."""
     query = select(CommandRow.result).where(_of(run, "update"), CommandRow.state == "committed")
-    results = session.scalars(query.order_by(CommandRow.step.desc()).limit(MAX_SKIPPED)).all()
+    results = session.scalars(query.order_by(CommandRow.step.desc()).limit(most)).all()
     trained = (place for place, result in enumerate(results) if not (result or {}).get("skipped"))
     return next(trained, len(results))
 
@@ -105,6 +105,12 @@ def _tokens(session: Session, run: RunRow) -> int:
     trained = select(func.sum(CommandRow.result[("metrics", "tokens")].as_float())).where(_of(run, "update"))
     counted = (session.scalar(query.where(CommandRow.state == "committed")) for query in (sampled, trained))
     return round(sum(tokens or 0 for tokens in counted))
+
+
+def needs_scores(goal: Goal, done: int) -> bool:
+    """Whether scores decide anything now: on the way, where steps are scored, and once the training is over,
+    which a token budget may bring about at any step."""
+    return done == goal.steps or goal.eval_every is not None or goal.max_tokens is not None
 
 
 def _scores(

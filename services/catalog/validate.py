@@ -6,6 +6,7 @@ gateway. Invariant: what passes here can run; what does not leaves no run half a
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ async def _read_method(request: TrainRequested, read: Read, data: _Data) -> None
     match method:
         case Grpo():
             task = await load_task(method.task, read, data.rewards)
-            task.step_items(request.seed, 1, 1)
+            await asyncio.to_thread(task.step_items, request.seed, 1, 1)
             data.found["train_items"] = len(task.train_items)
         case Dpo():
             data.found["pairs"] = len(await load_pairs(method.data, read))
@@ -161,7 +162,12 @@ def step_errors(request: TrainRequested) -> list[str]:
             f"method.optimizer.warmup_steps: {method.optimizer.warmup_steps} is above the run's {method.steps} steps, "
             f"so the learning rate would never be reached; allowed are 0 to {method.steps}"
         )
-    if isinstance(method, Grpo) and every is not None and every % method.steps_per_record:
+    if every is not None and every > method.steps:
+        errors.append(
+            f"eval_every: {every} is above the run's {method.steps} steps, so no revision would be scored on the way; "
+            f"allowed are 1 to {method.steps}, or leave it out: the last revision is scored anyway"
+        )
+    elif isinstance(method, Grpo) and every is not None and every % method.steps_per_record:
         per = method.steps_per_record
         errors.append(
             f"eval_every: {every} is no multiple of {per}; with {method.epochs} epochs of {method.minibatches} "

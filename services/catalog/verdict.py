@@ -51,9 +51,15 @@ def _budget(goal: Goal, tokens: int) -> str | None:
     return f"{tokens} tokens were sampled and trained on, max_tokens is {goal.max_tokens}"
 
 
+def skip_limit(goal: Goal) -> int:
+    """Skipped steps in a row that fail a run: never fewer than two records get, since one record without a
+    signal is chance."""
+    return max(MAX_SKIPPED, 2 * goal.steps_per_record)
+
+
 def skipped_reason(goal: Goal, skipped: int, done: int) -> str | None:
     """Why a run of which nothing is learned any more fails; None = it goes on."""
-    if skipped < MAX_SKIPPED:
+    if skipped < skip_limit(goal):
         return None
     why = "no row was left to learn from; see whether the rows fit max_length"
     if goal.samples:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -60,7 +60,11 @@ async def build(resources: Resources) -> AsyncIterator[EvaluatorApp]:
         raise Fatal(f"evaluator needs EvaluatorSettings, not {type(settings).__name__}")
     # An item holds its connection until it is sampled; how many there are is bounded where they start.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-    async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
+    rewards = RewardSettings.parsed(settings.reward_hosts, settings.evaluator_scoring_concurrency)
+    async with (
+        httpx.AsyncClient(limits=limits, trust_env=False) as http,
+        aclosing(TaskLoader(resources.store.get, rewards)) as tasks,
+    ):
         sampler = RemoteSampler(resources.bus, http)
         scorers = {}
         for base in resources.bases.values():
@@ -68,6 +72,5 @@ async def build(resources: Resources) -> AsyncIterator[EvaluatorApp]:
             scorers[base.name] = Scorer(
                 sampler, base, codec, settings.evaluator_items_in_flight, settings.evaluator_patience_s
             )
-        rewards = RewardSettings.parsed(settings.reward_hosts, settings.evaluator_scoring_concurrency)
-        handler = EvaluationHandler(scorers, TaskLoader(resources.store.get, rewards))
+        handler = EvaluationHandler(scorers, tasks)
         yield EvaluatorApp(resources, settings, sampler, handler)

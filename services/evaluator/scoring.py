@@ -91,8 +91,8 @@ class Scorer:
     patience_s: float = 180.0
 
     async def details(self, command: EvaluationRequested, task: TaskSet, check: Callable[[], None]) -> Details:
-        """`check` is called before each item and before scoring, and raises when the work is no longer
-        wanted. All completions are scored as one batch.
+        """`check` is called before each item, before scoring and during it, and raises when the work is no
+        longer wanted. All completions are scored as one batch.
 
         Raises Fatal naming the prompt (reward, template, context length) or the revision that answered
         instead, and Retryable while serving is away."""
@@ -110,7 +110,7 @@ class Scorer:
 
         answers = await gather_bounded(self.items_in_flight, answer, items)
         check()
-        scores = await task.score_batch([(answered.item, answered.completion) for answered in answers])
+        scores = await task.score_batch([(answered.item, answered.completion) for answered in answers], check)
         scored = [answered.scored(score) for answered, score in zip(answers, scores, strict=True)]
         return Details(
             run_id=command.run_id,

@@ -46,7 +46,8 @@ class GroupSampler:
     patience_s: float = 180.0
 
     async def record(self, command: RolloutRequested, task: TaskSet, check: Callable[[], None]) -> RolloutRecord:
-        """`check` is called before each group and raises when the work is no longer wanted.
+        """`check` is called before each group and while one is scored, and raises when the work is no longer
+        wanted.
 
         Raises Fatal naming the prompt (reward, template, context length) or the revision that answered
         instead, and Retryable while serving is away."""
@@ -67,7 +68,7 @@ class GroupSampler:
                 prompt_ids=request.prompt,
                 answer=item.answer,
                 prompt=self.codec.decode(request.prompt),
-                trajectories=await self._trajectories(task, item, sampled),
+                trajectories=await self._trajectories(task, item, sampled, check),
             )
 
         groups = await gather_bounded(self.groups_in_flight, group, enumerate(items))
@@ -102,10 +103,12 @@ class GroupSampler:
             priority=BACKGROUND_PRIORITY,
         )
 
-    async def _trajectories(self, task: TaskSet, item: TaskItem, sampled: Sampled) -> tuple[Trajectory, ...]:
+    async def _trajectories(
+        self, task: TaskSet, item: TaskItem, sampled: Sampled, check: Callable[[], None]
+    ) -> tuple[Trajectory, ...]:
         """The group is scored as one batch, while other groups are sampled."""
         texts = await asyncio.to_thread(lambda: [self.codec.decode(s.token_ids) for s in sampled.sequences])
-        rewards = await task.score_batch([(item, text) for text in texts])
+        rewards = await task.score_batch([(item, text) for text in texts], check)
         return tuple(
             Trajectory(
                 token_ids=sequence.token_ids,

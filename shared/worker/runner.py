@@ -110,10 +110,10 @@ class Runner(Generic[C]):
                 self._faults.hit("after_files")
                 event = await self._commit(request, result)
         except LeaseLost as error:
-            LEASES_LOST.labels(command.kind).inc()
             if not error.cancelled:
+                LEASES_LOST.labels(command.kind).inc()
                 raise Retryable(str(error)) from error
-            log(_log, logging.INFO, "dropped: the run is over")
+            log(_log, logging.INFO, "dropped: the run is over, or needs this no longer")
             return
         except (asyncio.CancelledError, Outage):
             # A shutdown or an outage is no failure; the next worker need not wait for the lease to run out.

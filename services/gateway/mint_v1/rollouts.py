@@ -2,14 +2,18 @@
 
 In: a run and one of its optimizer steps. Out: prompts, completions, rewards and advantages of the committed
 rollout record that the step uses. Invariant: which record that is comes from the run's journal; the steps of
-one record (epochs × minibatches) show the same one; an answer is bounded by `limit` and `TEXT_CHARS`.
+one record (epochs × minibatches) show the same one; an answer is bounded by `limit` and `TEXT_CHARS`. The
+records shown last are kept as they are shown, by sha256, so that the next page reads and decodes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import zlib
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -18,7 +22,7 @@ from mint_schemas.common import FileRef
 from mint_schemas.training import Grpo, TrainRequested
 from pydantic import BaseModel, Field, ValidationError
 
-from services.gateway.edge import Caller, Here
+from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.mint_v1.owned import Cursor, owned_run
 from shared.catalog.api import JournalEntry, RunView
 from shared.errors import Fatal, Refused
@@ -31,6 +35,7 @@ __all__ = ["RolloutPage", "RolloutSample", "show_rollouts"]
 COMPLETED = "mint.v1.rollout.completed"
 TEXT_CHARS = 20_000
 SPANS_SHOWN = 20
+RECORDS_KEPT = 4
 
 Order = Literal["sampled", "worst", "best"]
 
@@ -70,6 +75,23 @@ class RolloutPage(BaseModel):
     next_cursor: str | None = None
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """A record without what nobody is shown: its tokens and logprobs, and the rest of long texts."""
+
+    policy: str
+    revision: str | None
+    adapter_sha256: str | None
+    temperature: float
+    max_tokens: int
+    groups: int
+    samples: list[RolloutSample]
+
+
+_shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
+"""By sha256 and how advantages are computed, the latest last. Whoever looks here has been let at the run already."""
+
+
 async def show_rollouts(
     run_id: str,
     step: Annotated[int, Path(ge=1, lt=2**31)],
@@ -86,27 +108,52 @@ async def show_rollouts(
     per_record = method.steps_per_record if method else 1
     wanted = (step - 1) // per_record * per_record + 1
     body = _committed(await gateway.catalog.journal(run_id), run, step, wanted, per_record)
-    data = await gateway.store.get(FileRef.model_validate(body["record"]))
-    record = await asyncio.to_thread(_read, data, run_id, wanted)
-    samples = await asyncio.to_thread(_samples, record, method, gateway.codecs.get(record.base))
-    page = _ordered(samples, order)[start : start + limit]
+    shown = await _record(gateway, FileRef.model_validate(body["record"]), run_id, wanted, method)
+    page = _ordered(shown.samples, order)[start : start + limit]
     end = start + len(page)
-    rewards = [sample.reward for sample in samples]
+    rewards = [sample.reward for sample in shown.samples]
     return RolloutPage(
         run_id=run_id,
         step=step,
         record_step=wanted,
+        policy=shown.policy,
+        revision=shown.revision,
+        adapter_sha256=shown.adapter_sha256,
+        temperature=shown.temperature,
+        max_tokens=shown.max_tokens,
+        order=order,
+        groups=shown.groups,
+        total=len(rewards),
+        reward_mean=sum(rewards) / len(rewards) if rewards else None,
+        items=page,
+        next_cursor=str(end) if page and end < len(rewards) else None,
+    )
+
+
+async def _record(gateway: Gateway, ref: FileRef, run_id: str, step: int, method: Grpo | None) -> _Shown:
+    """Raises Fatal for a record that cannot be read, and what the store raises."""
+    key = (ref.sha256, method.advantage if method else "")
+    shown = _shown.get(key)
+    if shown is None:
+        data = await gateway.store.get(ref)
+        record = await asyncio.to_thread(_read, data, run_id, step)
+        shown = await asyncio.to_thread(_as_shown, record, method, gateway.codecs.get(record.base))
+        _shown[key] = shown
+    _shown.move_to_end(key)
+    while len(_shown) > RECORDS_KEPT:
+        _shown.popitem(last=False)
+    return shown
+
+
+def _as_shown(record: RolloutRecord, method: Grpo | None, codec: TextCodec | None) -> _Shown:
+    return _Shown(
         policy=record.policy,
         revision=record.revision,
         adapter_sha256=record.adapter_sha256,
         temperature=record.temperature,
         max_tokens=record.max_tokens,
-        order=order,
         groups=len(record.groups),
-        total=len(samples),
-        reward_mean=sum(rewards) / len(rewards) if rewards else None,
-        items=[_cut(sample) for sample in page],
-        next_cursor=str(end) if page and end < len(samples) else None,
+        samples=[_cut(sample) for sample in _samples(record, method, codec)],
     )
 
 
@@ -149,7 +196,7 @@ def _spans(numbers: Sequence[int]) -> str:
 def _read(data: bytes, run_id: str, step: int) -> RolloutRecord:
     try:
         return RolloutRecord.from_bytes(data)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise Fatal(f"the rollout record of step {step} of run {run_id} cannot be read: {error}") from error
 
 

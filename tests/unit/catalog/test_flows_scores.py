@@ -8,9 +8,12 @@ import pytest
 from mint_schemas.commands import EvaluationRequested
 from mint_schemas.events import RunEnded
 
-from services.catalog import commands
+from services.catalog import commands, leases
+from services.catalog.goal import Goal
+from services.catalog.situation import needs_scores
 from services.catalog.tables import AliasRow, CommandRow, EvaluationRow, JournalRow, OutboxRow, RevisionRow
 from services.catalog.views import run_view
+from shared.catalog.api import LeaseRequest
 from tests.catalog_flows import counts_tokens, dpo, finish_choosing, opened, skips, updates, with_method, work_on
 from tests.catalog_kit import Lab, evaluation, grpo, sft
 
@@ -162,7 +165,11 @@ def test_rollouts_that_no_step_will_use_are_dropped(lab: Lab) -> None:
     work_on(lab, run_id, "update:1")
     assert opened(lab, run_id) == ["export:1"]
     assert getattr(lab.commit(f"{run_id}:rollout:3", held), "code", "") == "wrong_step"
-    assert lab.take(f"{run_id}:rollout:3", "w2").status == "closed"
+    dropped = lab.take(f"{run_id}:rollout:3", "w2")
+    assert (dropped.status, dropped.reason.split(":")[0]) == ("closed", "superseded")
+    request = LeaseRequest(command_id=f"{run_id}:rollout:3", worker="w1", epoch=held)
+    renewed = lab.database.write_now(leases.renew, request, lab.rules, lab.clock())
+    assert (renewed.held, renewed.cancelled) == (False, True), "it is over, not lost to another worker"
     lab.finish(run_id)
     assert lab.run(run_id).state == "completed"
 
@@ -176,6 +183,30 @@ def test_ten_skipped_steps_in_a_row_fail_the_run_and_keep_its_revisions(lab: Lab
     assert run.outcome.startswith("10 optimizer steps in a row were skipped, up to step 12: every group had equal")
     assert len(lab.rows(RevisionRow)) == 11
     assert lab.rows(AliasRow) == []
+
+
+def test_one_bad_record_of_ten_steps_ends_no_run_two_do(lab: Lab) -> None:
+    lab.worker.change = skips(lambda step: step <= 10)
+    run_id = lab.request(with_method(grpo(steps=20), epochs=5, minibatches=2))
+    lab.finish(run_id)
+    assert lab.run(run_id).state == "completed"
+    lab.worker.change = skips(lambda step: True)
+    run_id = lab.request(with_method(grpo("acme/other", steps=50), epochs=5, minibatches=2))
+    assert lab.finish(run_id)[-1] == "update:20"
+    assert lab.run(run_id).outcome.startswith("20 optimizer steps in a row were skipped, up to step 20: ")
+
+
+@pytest.mark.parametrize(
+    ("goal", "done", "needed"),
+    [
+        (Goal("grpo", 9), 8, False),
+        (Goal("grpo", 9), 9, True),
+        (Goal("grpo", 9, eval_every=3), 2, True),
+        (Goal("sft", 9, max_tokens=10), 2, True),
+    ],
+)
+def test_scores_are_looked_up_where_they_decide_something(goal: Goal, done: int, needed: bool) -> None:
+    assert needs_scores(goal, done) is needed
 
 
 def test_a_step_that_learns_breaks_a_row_of_skipped_ones(lab: Lab) -> None:

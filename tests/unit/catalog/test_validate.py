@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.catalog.readiness import Readiness
 from services.catalog.validate import Validator
 from shared.store import keys
 from shared.store.memory import MemoryStore
-from shared.tasks import RewardSettings
+from shared.tasks import RewardSettings, TaskSet
 from tests.catalog_flows import dpo, with_method
 from tests.catalog_kit import Lab, bases_by_name, evaluation, grpo, make_base, sft
 
@@ -72,6 +73,11 @@ def _with(body: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             with_method(grpo(steps=12, evaluation=evaluation(), eval_every=6), epochs=2, minibatches=2),
             "eval_every: 6 is no multiple of 4; with 2 epochs of 2 minibatches every rollout record gets 4 steps",
         ),
+        (
+            sft(steps=5, evaluation=evaluation(), eval_every=6, stop_when={"target_score": 0.5}),
+            "eval_every: 6 is above the run's 5 steps, so no revision would be scored on the way; allowed are 1 to 5",
+        ),
+        (grpo(steps=2, evaluation=evaluation(), eval_every=3), "eval_every: 3 is above the run's 2 steps"),
         (with_method(grpo(steps=6), epochs=2, minibatches=2), "steps must be a multiple of 4"),
         (sft(eval_every=2), "eval_every needs an evaluation"),
         (sft(evaluation=evaluation(), promote="best"), "promote: best needs eval_every"),
@@ -175,6 +181,33 @@ async def test_webhooks_are_called_on_allowed_hosts_only(lab: Lab, store: Memory
     for body in (other, grpo(evaluation={"task": other["method"]["task"]})):
         (error,) = (await validator.check(body)).errors
         assert "judge.example.org" in error
+
+
+@pytest.mark.parametrize("url", ["http://[v1.a]/", "http://judge.example\n/", "http://judge.example\0/"])
+async def test_a_webhook_without_an_address_is_refused(validator: Validator, url: str) -> None:
+    (error,) = (await validator.check(_rewarded({"kind": "webhook", "url": url}))).errors
+    assert "url" in error
+
+
+async def test_prompts_are_drawn_off_the_loop(validator: Validator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator may take seconds for one."""
+    threads = []
+    drawn = TaskSet.step_items
+
+    def step_items(task: TaskSet, seed: int, step: int, n: int) -> Any:
+        threads.append(threading.current_thread())
+        return drawn(task, seed, step, n)
+
+    monkeypatch.setattr(TaskSet, "step_items", step_items)
+    assert (await validator.check(grpo())).errors == []
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_demonstrations_need_no_reward(validator: Validator) -> None:
+    task = {"kind": "arithmetic", "reward": {"kind": "webhook", "url": "http://judge.example/"}}
+    body = _with(sft(), "method.data", {"kind": "task", "task": task})
+    assert (await validator.check(body)).errors == []
 
 
 async def test_what_is_not_installed_is_refused_at_once(validator: Validator) -> None:

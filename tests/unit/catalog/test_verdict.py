@@ -122,3 +122,13 @@ def test_ten_skipped_steps_in_a_row_end_the_run(method: str, done: int) -> None:
     assert isinstance(action, plan.Fail)
     assert action.reason.startswith(f"10 optimizer steps in a row were skipped, up to step {done}: ")
     assert ("every group had equal rewards" in action.reason) == (method == "grpo")
+
+
+@pytest.mark.parametrize(("per_record", "limit"), [(1, 10), (5, 10), (6, 12), (10, 20)])
+def test_two_records_must_be_skipped_whatever_steps_each_gets(per_record: int, limit: int) -> None:
+    goal = Goal("grpo", 40 * per_record, minibatches=1, steps_per_record=per_record)
+    now = Situation(goal, done=2 * per_record + 10)
+    assert not isinstance(next_action(replace(now, skipped=limit - 1)).action, plan.Fail)
+    action = next_action(replace(now, skipped=limit)).action
+    assert isinstance(action, plan.Fail)
+    assert action.reason.startswith(f"{limit} optimizer steps in a row were skipped")

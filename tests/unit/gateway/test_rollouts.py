@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 
 import pytest
 
-from services.gateway.mint_v1.rollouts import TEXT_CHARS
+from services.gateway.mint_v1.rollouts import RECORDS_KEPT, TEXT_CHARS
 from shared.catalog import api
 from shared.rl.record import Group, RolloutRecord, Trajectory
 from tests.unit.gateway.kit import BASE, BASE_SHA256, CODEC, Kit, run_view
@@ -158,13 +159,45 @@ async def test_what_is_not_allowed_is_said(kit: Kit, query: dict[str, Any]) -> N
     assert next(iter(query)) in body["error"]["message"]
 
 
-async def test_a_record_that_cannot_be_read_is_named(kit: Kit) -> None:
-    ref = await kit.store.put("attempts/r1/rollout-1/a/record.json.gz", b"no gzip")
+DAMAGED = gzip.compress(b"x" * 9, mtime=0)[:10] + b"\xff" * 20
+
+
+@pytest.mark.parametrize("data", [b"no gzip", DAMAGED, gzip.compress(b"{}")[:-9]], ids=["none", "damaged", "cut"])
+async def test_a_record_that_cannot_be_read_is_named(kit: Kit, data: bytes) -> None:
+    ref = await kit.store.put("attempts/r1/rollout-1/a/record.json.gz", data)
     body = {"step": 1, "record": ref.model_dump()}
     kit.catalog.run_views["r1"] = run_view("r1", _request())
     kit.catalog.entries = [api.JournalEntry(seq=1, at="", type="mint.v1.rollout.completed", body=body)]
     failed = await _get(kit, 1, status=500)
     assert "record of step 1 of run r1 cannot be read" in failed["error"]["message"]
+
+
+async def test_the_records_looked_at_last_are_read_once(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    get = kit.store.get
+
+    async def counted(ref: Any) -> bytes:
+        reads.append(ref.key.split("/")[2])
+        return await get(ref)
+
+    monkeypatch.setattr(kit.store, "get", counted)
+    # A prompt of this test's own, so that no other test has shown these records.
+    await _committed(kit, _request(), *(_record(step, _group(step, [1.0, 0.0], "read once")) for step in range(1, 7)))
+    for _ in range(2):
+        first = await _get(kit, 1, limit=1)
+        second = await _get(kit, 1, limit=1, cursor=first["next_cursor"], order="best")
+        assert (first["items"][0]["sample"], second["items"][0]["sample"]) == (0, 1)
+    assert reads == ["rollout-1"]
+    for step in range(2, RECORDS_KEPT + 1):
+        await _get(kit, step)
+    await _get(kit, 1)
+    await _get(kit, RECORDS_KEPT + 1)
+    assert len(reads) == RECORDS_KEPT + 1
+    await _get(kit, 1)
+    assert len(reads) == RECORDS_KEPT + 1, "the one that was looked at later is kept"
+    await _get(kit, 2)
+    assert reads[-1] == "rollout-2"
+    assert len(reads) == RECORDS_KEPT + 2
 
 
 async def test_another_tenants_samples_do_not_exist(kit: Kit) -> None:

@@ -18,7 +18,7 @@ from shared.errors import Fatal, Refused, Retryable
 from shared.rl.record import RolloutRecord
 from shared.sampling.fake import FakeSampler, token_logprob
 from shared.sampling.port import Sampled, Sampler, SampleStream
-from shared.tasks import TaskSet, load_task
+from shared.tasks import TaskSet, load_task, taskset
 from shared.tasks.reward import Sample
 from shared.text import TextCodec
 from tests.sampling import ADAPTER_SHA256, BASE_SHA256, REVISION, Lease, answering, load_codec, no_files, small_base
@@ -241,6 +241,14 @@ async def test_an_adapter_where_the_base_was_asked_for_fails_the_run(codec: Text
         await sampler_for(codec, wrong).record(command(revision=None, adapter_sha256=None), task, lambda: None)
 
 
+class Hanging:
+    batch_size = None
+
+    async def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 def boom(completion: str, answer: str) -> float:
     raise RuntimeError("boom")
 
@@ -255,6 +263,17 @@ async def test_a_broken_reward_fails_the_run_with_the_prompts_id(codec: TextCode
     broken = replace(task, reward=reward)
     with pytest.raises(Fatal, match=rf"on prompt {item.id.replace('+', '[+]')}\b"):
         await sampler_for(codec, answering(codec, half_right)).record(command(prompts=1), broken, lambda: None)
+
+
+async def test_a_lost_lease_ends_a_group_that_is_being_scored(
+    codec: TextCodec, task: TaskSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taskset, "CHECK_EVERY_S", 0.001)
+    hanging = replace(task, reward=Hanging())
+    sampler, lease = answering(codec, half_right), Lease(after=1, lost=LookupError("lost"))
+    with pytest.raises(LookupError, match="lost"):
+        await sampler_for(codec, sampler).record(command(prompts=1), hanging, lease.check)
+    assert len(sampler.requests) == 1
 
 
 async def test_a_pattern_that_runs_away_fails_the_run(codec: TextCodec) -> None:
