@@ -27,6 +27,7 @@ from shared.bus import Bus, table_for
 from shared.catalog.client import CatalogClient
 from shared.errors import Fatal, Retryable
 from shared.http import Health, HttpServer
+from shared.secrecy import keep_from_others
 from shared.settings import CommonSettings
 from shared.store.port import ObjectStore
 from shared.store.s3 import S3Store
@@ -65,11 +66,16 @@ class ServiceApp(Protocol):
     def healthy(self) -> str | None: ...
 
 
+_SHARE_MEMORY = ("learner", "serving")
+"""Their processes hand each other memory of an accelerator, which the kernel allows between readable ones only."""
+
 Build = Callable[[Resources], AbstractAsyncContextManager[ServiceApp]]
 
 
 def run_service(name: str, settings: CommonSettings, build: Build) -> None:
     """Run until SIGTERM or SIGINT, then end the process: with 0, or 1 after a failure (see the log)."""
+    if name not in _SHARE_MEMORY:
+        keep_from_others()
     setup_logging(name, settings.log_level)
     setup_tracing(name)
     code = asyncio.run(_guarded(name, settings, build))

@@ -9,7 +9,9 @@ even if the generator repeats itself; a completion that the verifier cannot read
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -23,7 +25,9 @@ from shared.tasks.taskset import TaskItem
 
 __all__ = ["Gym", "gym_scorer", "gym_version"]
 
-TRIES = 1000
+TRIES_WITHOUT_NEWS = 1000
+TRIES_S = 20.0
+"""A search for an item on its side ends after so many prompts that were all seen before, or so long."""
 SEED_STRIDE = 1_640_531_527
 """Item i of seed s is often item i − 1 of seed s + 1; further tries begin far from each other."""
 
@@ -86,14 +90,28 @@ class Gym:
 
     def _item(self, at: int, held_out: bool) -> TaskItem:
         """Item `at` of the first seed under which its prompt falls on this side."""
-        share = self._task.held_out
-        for attempt in range(TRIES):
+        share, seen, news = self._task.held_out, set(), 0
+        wanted = share if held_out else 1 - share
+        began = time.monotonic()
+        for attempt in range(math.ceil(20 / min(share, 1 - share)) if share else 1):
             item = self._made(attempt, at)
             if is_held_out(item, share) == held_out:
                 return item
+            prompt = str(item.messages)
+            news = news if prompt in seen else attempt
+            seen.add(prompt)
+            if attempt - news >= TRIES_WITHOUT_NEWS or time.monotonic() - began > TRIES_S:
+                break
+        side = "evaluate" if held_out else "train"
+        if attempt - news >= TRIES_WITHOUT_NEWS or 10 * len(seen) <= attempt:
+            cause = (
+                f"gives so few different prompts ({len(seen)} in {attempt + 1} tries) that none is there to {side} on"
+            )
+            raise ValueError(f"the generator {self._task.name} {cause}; change its config, or held_out from {share:g}")
         raise ValueError(
-            f"the generator {self._task.name} gives so few different prompts that {TRIES} of them hold none to "
-            f"{'evaluate' if held_out else 'train'} on; change its config, or held_out from {share}"
+            f"none of {attempt + 1} prompts of the generator {self._task.name}, made in "
+            f"{time.monotonic() - began:.0f} s, is among the share of {wanted:g} to {side} on; bring held_out nearer "
+            f"to a half, from {share:g}, or choose a config that is made faster"
         )
 
     def _made(self, attempt: int, at: int) -> TaskItem:

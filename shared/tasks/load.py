@@ -14,6 +14,7 @@ from mint_schemas.common import FileRef
 from mint_schemas.training import (
     ArithmeticTask,
     Data,
+    ExactMatch,
     JsonlMessages,
     JsonlPrompts,
     Pairs,
@@ -33,6 +34,7 @@ from shared.tasks.pairs import Pair, parse_pairs_jsonl
 from shared.tasks.reward import NO_HOSTS, RewardSettings
 from shared.tasks.rewards import reward_function, scorer_name
 from shared.tasks.taskset import TaskItem, TaskSet, demonstrations
+from shared.tasks.webhook import Webhook
 
 __all__ = ["Read", "TaskLoader", "load_demonstrations", "load_pairs", "load_task"]
 
@@ -46,11 +48,13 @@ ANSWERS_READ = 100
 
 async def load_task(task: Task, read: Read, rewards: RewardSettings = NO_HOSTS) -> TaskSet:
     """Raises ValueError saying what is wrong with the task's data or reward, and what `read` raises."""
-    places = asyncio.Semaphore(rewards.concurrency)
+    places: asyncio.Semaphore | None = asyncio.Semaphore(rewards.concurrency)
     if isinstance(task, ReasoningGym):
         gym = await asyncio.to_thread(Gym, task, rewards.concurrency)
         return TaskSet(gym.train_items, gym.held_out_items, gym, gym_scorer(task), task_digest(task), places)
     reward = await asyncio.to_thread(reward_function, task.reward, rewards)
+    if isinstance(reward, Webhook):
+        places = None
     train, held_out = await _items(task, read)
     if isinstance(reward, MathReward) and isinstance(task, JsonlPrompts):
         await asyncio.to_thread(_require_mathematics, reward, [*train[:ANSWERS_READ], *held_out[:ANSWERS_READ]])
@@ -59,7 +63,8 @@ async def load_task(task: Task, read: Read, rewards: RewardSettings = NO_HOSTS) 
 
 class TaskLoader:
     """The tasks that a worker used last, so that a step does not read and parse its file again. They are
-    immutable: a task's data is named by its sha256. One bound holds for the rewards of all of them."""
+    immutable: a task's data is named by its sha256. One bound holds for the rewards of all of them, except
+    for webhooks, each of which has its own: one that hangs must not delay the others' scores."""
 
     def __init__(self, read: Read, rewards: RewardSettings = NO_HOSTS, keep: int = 4) -> None:
         self._read, self._rewards, self._keep = read, rewards, keep
@@ -69,16 +74,30 @@ class TaskLoader:
     async def load(self, task: Task) -> TaskSet:
         """Raises Fatal where `load_task` raises ValueError, since a retry would not mend the data."""
         key = task.model_dump_json()
-        loaded = self._tasks.pop(key, None)
-        if loaded is None:
-            try:
-                loaded = replace(await load_task(task, self._read, self._rewards), places=self._places)
-            except ValueError as error:
-                raise Fatal(f"the {task.kind} task cannot be used: {error}") from error
-        self._tasks[key] = loaded
-        while len(self._tasks) > self._keep:
-            del self._tasks[next(iter(self._tasks))]
-        return loaded
+        if key not in self._tasks:
+            loaded = await self._loaded(task)
+            self._tasks.setdefault(key, loaded)  # another command may have loaded it meanwhile
+        kept = self._tasks[key] = self._tasks.pop(key)
+        await self._forget(self._keep)
+        return kept
+
+    async def aclose(self) -> None:
+        """Forget every task, and close the connections of their rewards."""
+        await self._forget(0)
+
+    async def _loaded(self, task: Task) -> TaskSet:
+        try:
+            loaded = await load_task(task, self._read, self._rewards)
+        except ValueError as error:
+            raise Fatal(f"the {task.kind} task cannot be used: {error}") from error
+        return loaded if loaded.places is None else replace(loaded, places=self._places)
+
+    async def _forget(self, keep: int) -> None:
+        """The tasks that were used the longest ago, until `keep` are left."""
+        while len(self._tasks) > keep:
+            reward = self._tasks.pop(next(iter(self._tasks))).reward
+            if isinstance(reward, Webhook):
+                await reward.aclose()
 
 
 async def load_demonstrations(data: Data, read: Read, train_on: str = "assistant") -> Sequence[Chat]:
@@ -89,9 +108,12 @@ async def load_demonstrations(data: Data, read: Read, train_on: str = "assistant
         case TaskDemonstrations():
             if train_on == "chosen":
                 raise ValueError("train_on is chosen, but a task's demonstrations carry no weights; use assistant")
-            task = await load_task(data.task, read)
             if isinstance(data.task, ReasoningGym):
+                task = await load_task(data.task, read)
                 await _require_worth(task, data.task.name)
+            else:
+                # Nothing is scored, and the task's reward may be one that cannot be had here.
+                task = await load_task(data.task.model_copy(update={"reward": ExactMatch()}), read)
             chats = demonstrations(task)
         case JsonlMessages():
             chats = await asyncio.to_thread(parse_messages_jsonl, await read(data.data), train_on)

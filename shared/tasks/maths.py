@@ -48,7 +48,9 @@ class MathReward:
             self.require(answer)
             return 0.0
         if found.get("unknown"):
-            raise _unknown(answer)
+            # Said of the answer by a process that had read the completion too.
+            self.require(answer)
+            return 0.0
         return float(found["score"])
 
     def require(self, answer: str) -> None:

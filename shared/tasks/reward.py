@@ -49,7 +49,7 @@ class BatchReward(Protocol):
 @dataclass(frozen=True)
 class RewardSettings:
     """What operators decide. `hosts`: what webhooks may call, `host` or `host:port`; `concurrency`: calls
-    of rewards at once, in this process."""
+    of rewards at once, in this process; of each webhook beside them."""
 
     hosts: frozenset[str] = frozenset()
     concurrency: int = 4

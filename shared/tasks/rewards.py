@@ -49,7 +49,7 @@ def reward_function(reward: Reward, settings: RewardSettings = NO_HOSTS) -> OneB
         case PluginReward():
             return Plugin(reward)
         case WebhookReward():
-            return Webhook(reward, settings.hosts)
+            return Webhook(reward, settings.hosts, settings.concurrency)
 
 
 def _exact_match(completion: str, answer: str) -> float:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from shared.errors import MintError
@@ -20,6 +21,7 @@ from shared.tasks.reward import BatchReward, OneByOne, RewardError, Sample
 __all__ = ["Chat", "TaskItem", "TaskSet", "demonstrations"]
 
 CONCURRENCY = 4
+CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,15 @@ class TaskSet:
     """`train_items` and `held_out_items` may be computed on demand and very long: index, do not list them.
 
     `scorer` names `reward`. `sha256` is the task's digest: the prompts and their split, without the
-    reward. `places` bounds the reward's calls at once, over every task that it is given to."""
+    reward. `places` bounds the reward's calls at once, over every task that it is given to; None = the
+    reward sees to that itself."""
 
     train_items: Sequence[TaskItem]
     held_out_items: Sequence[TaskItem]
     reward: OneByOne | BatchReward
     scorer: str
     sha256: str
-    places: asyncio.Semaphore = field(default_factory=_places, compare=False)
+    places: asyncio.Semaphore | None = field(default_factory=_places, compare=False)
 
     def step_items(self, seed: int, step: int, n: int) -> list[TaskItem]:
         """The `n` train items of `step` (1, 2, …): every item once an epoch, each epoch shuffled anew.
@@ -72,15 +75,25 @@ class TaskSet:
         order = Permutation(size, f"held-out|{self.sha256}")
         return Lazy(min(n, size), lambda at: self.held_out_items[order[at]])
 
-    async def score_batch(self, batch: Sequence[tuple[TaskItem, str]]) -> list[float]:
-        """A finite number for each (item, completion), in order.
+    async def score_batch(
+        self, batch: Sequence[tuple[TaskItem, str]], check: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        """A finite number for each (item, completion), in order. `check` is called about every second until
+        they are there, and raises when they are no longer wanted.
 
         Raises RewardError naming the item when the reward raises or is not finite, and what a reward that
-        asks elsewhere raises (Retryable, Fatal). The first error ends the rest of the batch."""
+        asks elsewhere raises (Retryable, Fatal). The first error ends the rest of the batch, as `check` does."""
         samples = [Sample(item.id, item.messages, completion, item.answer, item.place) for item, completion in batch]
         size = 1 if callable(self.reward) else self.reward.batch_size or max(1, len(samples))
         parts = [samples[at : at + size] for at in range(0, len(samples), size)]
-        return [score for scores in await gather_bounded(max(1, len(parts)), self._part, parts) for score in scores]
+        scoring = asyncio.ensure_future(gather_bounded(max(1, len(parts)), self._part, parts))
+        try:
+            while not (await asyncio.wait([scoring], timeout=CHECK_EVERY_S))[0]:
+                check()
+            return [score for scores in await scoring for score in scores]
+        finally:
+            scoring.cancel()
+            await asyncio.gather(scoring, return_exceptions=True)
 
     def score(self, item: TaskItem, completion: str) -> float:
         """As `score_batch`, at once and in this thread; for rewards that score one by one."""
@@ -94,7 +107,7 @@ class TaskSet:
         return self._number(sample, value)
 
     async def _part(self, part: Sequence[Sample]) -> list[float]:
-        async with self.places:
+        async with self.places or nullcontext():
             try:
                 if callable(self.reward):
                     values: Sequence[float] = [await asyncio.to_thread(self.reward, part[0].completion, part[0].answer)]

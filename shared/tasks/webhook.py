@@ -3,7 +3,7 @@
 Out goes `POST {"items": [{"id", "prompt", "completion", "answer"}]}`, `prompt` being chat messages; back
 comes `{"scores": [number]}`, one for each item, in order. Invariants: only hosts on the operators' list are
 called, and no redirect leads elsewhere; an answer is bounded in time and size; a failure is an error,
-never a score.
+never a score. Requests are bounded for each webhook alone, so that a slow one delays nobody else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,23 +32,34 @@ MAY_PASS = (408, 425, 429)
 
 
 class Webhook:
-    """A `BatchReward`."""
+    """A `BatchReward`. Its connections are kept from batch to batch, until `aclose`."""
 
-    def __init__(self, reward: WebhookReward, hosts: frozenset[str], first_delay_s: float = FIRST_DELAY_S) -> None:
-        """Raises ValueError for an address that is none or whose host is not among `hosts`."""
+    def __init__(
+        self,
+        reward: WebhookReward,
+        hosts: frozenset[str],
+        concurrency: int = 4,
+        first_delay_s: float = FIRST_DELAY_S,
+    ) -> None:
+        """`concurrency`: requests at once. Raises ValueError for an address that is none or whose host is
+        not among `hosts`."""
         _require_allowed(reward.url, hosts)
         self._reward, self._first_delay_s = reward, first_delay_s
+        self._places = asyncio.Semaphore(concurrency)
+        self._opening = asyncio.Lock()
+        self._client: httpx.AsyncClient | None = None
+        self._using, self._retired = 0, False
         self.batch_size: int | None = reward.batch_size
 
     async def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
         """Raises Retryable when the service is away, overloaded or failing after all retries, and Fatal
         when it refuses the request or answers something else than asked for."""
         body = json.dumps({"items": [_item(sample) for sample in samples]}).encode()
-        limits = httpx.Limits(max_connections=1)
-        async with httpx.AsyncClient(trust_env=False, follow_redirects=False, limits=limits, timeout=None) as http:
+        async with self._http() as http:
             for attempt in range(self._reward.retries + 1):
                 try:
-                    status, content = await self._post(http, body)
+                    async with self._places:  # not while it waits for the next attempt
+                        status, content = await self._post(http, body)
                 except (httpx.TransportError, TimeoutError) as error:
                     problem = f"{type(error).__name__} {error}".strip()
                 else:
@@ -59,6 +72,29 @@ class Webhook:
                     await asyncio.sleep(min(self._first_delay_s * 2**attempt, LONGEST_DELAY_S))
         tries = self._reward.retries + 1
         raise Retryable(f"the reward webhook {self._reward.url} failed {tries} times, at last: {problem}")
+
+    async def aclose(self) -> None:
+        """Give the connections back once no batch uses them; a batch that still comes is scored too."""
+        self._retired = True
+        await self._close_unused()
+
+    @asynccontextmanager
+    async def _http(self) -> AsyncIterator[httpx.AsyncClient]:
+        self._using += 1
+        try:
+            async with self._opening:
+                if self._client is None:
+                    # It reads certificates, which takes tens of milliseconds.
+                    self._client = await asyncio.to_thread(_new_client)
+            yield self._client
+        finally:
+            self._using -= 1
+            await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        if self._retired and not self._using and self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
 
     async def _post(self, http: httpx.AsyncClient, body: bytes) -> tuple[int, bytes]:
         """(status, body). Raises TimeoutError when all of it takes longer than it may."""
@@ -93,6 +129,18 @@ class Webhook:
         return scores
 
 
+def _new_client() -> httpx.AsyncClient:
+    """How many requests run at once and how long they may take is the caller's to bound. Cookies are not
+    kept: what a batch scores does not depend on the one before."""
+    return httpx.AsyncClient(
+        trust_env=False,
+        follow_redirects=False,
+        timeout=None,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+    )
+
+
 def webhook_scorer(reward: WebhookReward) -> str:
     """Named by its address; how it is called does not change what it scores."""
     return f"webhook:{hashlib.sha256(reward.url.encode()).hexdigest()[:16]}"
@@ -106,12 +154,13 @@ def _require_allowed(url: str, hosts: frozenset[str]) -> None:
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise ValueError(f"the reward webhook's address {url!r} is none: {error}") from error
+        called = httpx.URL(url).host.lower()
+    except (ValueError, httpx.InvalidURL) as error:
+        raise ValueError(f"the reward webhook's url {url!r} is no address: {error}") from error
     if not host or parts.username is not None or parts.password is not None:
-        raise ValueError(f"the reward webhook's address {url!r} must name a host, without a user or password")
-    if httpx.URL(url).host.lower() != host:
-        raise ValueError(f"the reward webhook's address {url!r} can be read in two ways; write it plainly")
+        raise ValueError(f"the reward webhook's url {url!r} must name a host, without a user or password")
+    if called != host:
+        raise ValueError(f"the reward webhook's url {url!r} can be read in two ways; write it plainly")
     written = f"[{host}]" if ":" in host else host
     if not {host, written, f"{written}:{port}"} & hosts:
         allowed = ", ".join(sorted(hosts)) or "none"

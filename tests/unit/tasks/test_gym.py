@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -12,6 +13,7 @@ import shared.tasks.gym
 import shared.tasks.load
 from shared.tasks import RewardError, TaskItem, TaskSet, load_demonstrations, load_task, task_digest
 from shared.tasks.hosted import HostError
+from shared.tasks.jsonl import is_held_out
 from tests.unit.tasks.test_taskset import nothing
 
 needs_library = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
@@ -87,8 +89,37 @@ async def test_a_generator_with_too_few_prompts_to_hold_any_out_says_so() -> Non
     task = await load(
         "chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, held_out=1e-9
     )
-    with pytest.raises(ValueError, match="so few different prompts that 1000 of them hold none to evaluate on"):
+    with pytest.raises(
+        ValueError, match=r"so few different prompts \(200 in \d+ tries\) that none is there to evaluate on"
+    ):
         await asyncio.to_thread(list, task.held_out_items)
+
+
+@needs_library
+async def test_a_small_held_out_share_is_searched_for_as_long_as_it_takes() -> None:
+    """The first 1000 prompts hold none with a chance of 0.37, the first 20000 with one of 2e-9."""
+    task = await load("gcd", size=2000, held_out=0.001)
+    items = await asyncio.to_thread(list, task.held_out(256))
+    assert len(items) == 2
+    assert all(is_held_out(item, 0.001) for item in items)
+    assert max(item.place for item in items) > 1000 * 2000
+
+
+@needs_library
+async def test_a_share_too_small_to_be_found_in_time_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.tasks.gym, "TRIES_S", 0.2)
+    task = await load("chain_sum", config={"min_digits": 9, "max_digits": 9}, held_out=1e-9)
+    with pytest.raises(
+        ValueError, match=r"is among the share of 1e-09 to evaluate on; bring held_out nearer to a half"
+    ):
+        await asyncio.to_thread(list, task.held_out_items)
+
+
+@needs_library
+async def test_few_prompts_are_named_as_the_cause_where_nearly_all_are_held_out() -> None:
+    task = await load("gcd", held_out=0.9, config={"min_numbers": 2, "max_numbers": 2, "min_value": 7, "max_value": 8})
+    with pytest.raises(ValueError, match=r"so few different prompts \(4 in \d+ tries\) that none is there to train on"):
+        await asyncio.to_thread(list, task.train_items)
 
 
 @needs_library
@@ -159,7 +190,7 @@ def test_its_processes_end_with_it() -> None:
     processes = [child.process for child in made._host._idle]
     assert [process.poll() for process in processes] == [None]
     del made
-    assert [process.poll() for process in processes] == [0]
+    assert [process.wait(20) for process in processes] == [-signal.SIGKILL]
 
 
 class Answering:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from shared.errors import Retryable
-from shared.tasks import RewardError, RewardSettings, TaskItem, TaskLoader, TaskSet
+from shared.tasks import RewardError, RewardSettings, TaskItem, TaskLoader, TaskSet, taskset
 from shared.tasks.reward import BatchReward, OneByOne, Sample
 from tests.unit.tasks.test_taskset import SUMS, nothing
 
@@ -72,7 +72,7 @@ async def test_a_plain_reward_runs_in_threads_at_most_so_many_at_once() -> None:
 async def test_one_bound_holds_for_every_task_of_a_worker() -> None:
     loader = TaskLoader(nothing, RewardSettings(concurrency=1))
     one, other = await loader.load(SUMS), await loader.load(SUMS.model_copy(update={"max_operand": 30}))
-    assert one.places is other.places
+    assert one.places is other.places is not None
     assert one.places._value == 1
 
 
@@ -128,7 +128,38 @@ async def test_a_batch_that_is_no_longer_wanted_ends() -> None:
     with pytest.raises(asyncio.CancelledError):
         await scoring
     assert reward.ended == 2
+    assert task.places is not None
     assert task.places._value == 4
+
+
+@pytest.mark.parametrize("at_once", [0, 4], ids=["waiting for a place", "being scored"])
+async def test_a_batch_ends_when_the_check_says_so(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A lease that is lost ends one long call too, and one that has not begun."""
+    monkeypatch.setattr(taskset, "CHECK_EVERY_S", 0.001)
+    ended = []
+
+    class Endless(Batches):
+        async def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(len(samples))
+            raise AssertionError
+
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 3:
+            raise Retryable("the lease is lost")
+
+    task = task_of(Endless(5), at_once)
+    with pytest.raises(Retryable, match="the lease is lost"):
+        await task.score_batch([(item, "x") for item in ITEMS], check)
+    assert ended == [5] * (2 if at_once else 0)
+    assert task.places is not None
+    assert task.places._value == at_once
 
 
 async def test_a_reward_of_batches_is_not_asked_one_by_one() -> None:

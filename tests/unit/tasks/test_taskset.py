@@ -11,8 +11,11 @@ from mint_schemas.training import (
     ExactMatch,
     JsonlMessages,
     JsonlPrompts,
+    PluginReward,
     Regex,
+    Reward,
     TaskDemonstrations,
+    WebhookReward,
 )
 
 from shared.errors import Fatal
@@ -175,6 +178,22 @@ async def test_demonstrations_come_from_a_task_or_a_file() -> None:
     line = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     of_file = await load_demonstrations(JsonlMessages(kind="jsonl", data=FILE), reader(line))
     assert list(of_file) == [({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})]
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        WebhookReward(kind="webhook", url="http://judge.example/"),
+        PluginReward(kind="plugin", name="installed-elsewhere"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["arithmetic", "jsonl"])
+async def test_demonstrations_of_a_task_do_not_need_its_reward(kind: str, reward: Reward) -> None:
+    lines = JsonlPrompts(kind="jsonl", data=FILE, held_out=0, reward=reward)
+    task = lines if kind == "jsonl" else SUMS.model_copy(update={"reward": reward})
+    chats = await load_demonstrations(TaskDemonstrations(kind="task", task=task), reader(prompts(3)))
+    plain = task.model_copy(update={"reward": ExactMatch()})
+    assert list(chats) == list(demonstrations(await load_task(plain, reader(prompts(3)))))
 
 
 async def test_a_worker_reads_a_task_once_and_forgets_old_ones() -> None:

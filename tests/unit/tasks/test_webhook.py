@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 from mint_schemas.training import ArithmeticTask, WebhookReward
 
 from shared.errors import Fatal, MintError, Retryable
-from shared.tasks import RewardError, RewardSettings, TaskItem, TaskSet, load_task, scorer_name
+from shared.tasks import RewardError, RewardSettings, TaskItem, TaskLoader, TaskSet, load_task, scorer_name, webhook
 from shared.tasks.webhook import ANSWER_BYTES, Webhook
-from tests.unit.tasks.test_taskset import nothing
+from tests.unit.tasks.test_taskset import SUMS, nothing
 
 ITEMS = [TaskItem(f"line-{i}", ({"role": "user", "content": f"p{i}"},), str(i)) for i in range(5)]
 Reply = Callable[[dict[str, Any]], tuple[int, bytes]]
@@ -30,16 +32,20 @@ class Server:
         self.replies: list[Reply] = []
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[str] = []
+        self.hooks: list[Webhook] = []
         self.delay_s = 0.0
         self.now = self.most = 0
         self.port = 0
-        self.asked = asyncio.Event()
+        self.cookie = ""
+        self.asked, self.answered = asyncio.Event(), asyncio.Event()
         self.open: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open.add(asyncio.create_task(self._exchange(reader, writer)))
 
     async def close(self) -> None:
+        for hook in self.hooks:
+            await hook.aclose()
         for exchange in self.open:
             exchange.cancel()
         await asyncio.gather(*self.open, return_exceptions=True)
@@ -65,18 +71,20 @@ class Server:
         self.now -= 1
         status, content = (self.replies.pop(0) if self.replies else right)(body)
         location = "location: http://127.0.0.1:1/\r\n" if 300 <= status < 400 else ""
-        writer.write(f"HTTP/1.1 {status} X\r\n{location}content-length: {len(content)}\r\n\r\n".encode())
+        writer.write(f"HTTP/1.1 {status} X\r\n{location}{self.cookie}content-length: {len(content)}\r\n\r\n".encode())
         writer.write(content)
         await writer.drain()
+        self.answered.set()
 
     def url(self, path: str = "/score") -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
-    def task(self, at_once: int = 4, **changes: Any) -> TaskSet:
+    def task(self, at_once: int = 4, first_delay_s: float = 0.001, **changes: Any) -> TaskSet:
         values = {"kind": "webhook", "url": self.url(), "retries": 2, "timeout_s": 5, **changes}
         reward = WebhookReward.model_validate(values)
-        hook = Webhook(reward, frozenset({"127.0.0.1"}), first_delay_s=0.001)
-        return TaskSet((), (), hook, scorer_name(reward), "y", asyncio.Semaphore(at_once))
+        hook = Webhook(reward, frozenset({"127.0.0.1"}), at_once, first_delay_s)
+        self.hooks.append(hook)
+        return TaskSet((), (), hook, scorer_name(reward), "y", None)
 
 
 @pytest.fixture
@@ -189,6 +197,11 @@ async def test_an_endless_answer_is_cut(server: Server) -> None:
         ("http://rewards.internal:x/", "rewards.internal", False),
         ("http://evil.example\\@rewards.internal/", "rewards.internal", False),
         ("http:///x", "rewards.internal", False),
+        ("http://[v1.a]/", "rewards.internal", False),
+        ("http://１２７.0.0.1/", "127.0.0.1", False),
+        ("http://rewards.internal:８０/", "rewards.internal", False),
+        ("http://rewards.internal\n/", "rewards.internal", False),
+        ("http://rewards.internal\0/", "rewards.internal", False),
     ],
 )
 async def test_only_listed_hosts_are_called(url: str, hosts: str, allowed: bool) -> None:
@@ -196,7 +209,7 @@ async def test_only_listed_hosts_are_called(url: str, hosts: str, allowed: bool)
     if allowed:
         assert (await load_task(task, nothing, RewardSettings.parsed(hosts))).scorer.startswith("webhook:")
     else:
-        with pytest.raises(ValueError, match=r"webhook's (host|address)"):
+        with pytest.raises(ValueError, match=r"webhook's (host|url)"):
             await load_task(task, nothing, RewardSettings.parsed(hosts))
 
 
@@ -213,6 +226,96 @@ async def test_a_cancelled_batch_closes_its_request(server: Server) -> None:
     scoring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await scoring
+
+
+class Counted:
+    """Makes clients as `Webhook` does, and keeps them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clients: list[httpx.AsyncClient] = []
+        self.threads: set[threading.Thread] = set()
+        self._make = webhook._new_client
+        monkeypatch.setattr(webhook, "_new_client", self)
+
+    def __call__(self) -> httpx.AsyncClient:
+        self.threads.add(threading.current_thread())
+        self.clients.append(self._make())
+        return self.clients[-1]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def hooked(url: str, **changes: Any) -> ArithmeticTask:
+    reward = WebhookReward.model_validate({"kind": "webhook", "url": url, "retries": 0, **changes})
+    return SUMS.model_copy(update={"reward": reward})
+
+
+async def test_a_webhook_that_hangs_delays_no_other_reward(server: Server) -> None:
+    """Neither a local reward of the same worker nor another webhook, however many batches wait for it."""
+    server.delay_s = 30
+    loader = TaskLoader(nothing, RewardSettings.parsed("127.0.0.1", concurrency=1))
+    slow, local = await loader.load(hooked(server.url("/slow"))), await loader.load(SUMS)
+    item = local.train_items[0]
+    hanging = [asyncio.create_task(slow.score_batch([(item, "x")])) for _ in range(8)]
+    await server.asked.wait()
+    assert await local.score_batch([(item, item.answer)]) == [1.0]
+    server.delay_s = 0.0
+    other = await loader.load(hooked(server.url("/other")))
+    assert await other.score_batch([(item, item.answer)]) == [1.0]
+    assert server.most <= 2, "each webhook has one place"
+    for scoring in hanging:
+        scoring.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    await loader.aclose()
+
+
+async def test_a_batch_that_waits_to_be_tried_again_holds_no_place(server: Server) -> None:
+    server.replies = [constant(503)]
+    task = server.task(at_once=1, first_delay_s=30)
+    waiting = asyncio.create_task(task.score_batch([(ITEMS[0], "0")]))
+    await server.answered.wait()
+    assert await task.score_batch([(ITEMS[1], "1")]) == [1.0]
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_one_client_is_shared_by_all_batches_and_made_off_the_loop(server: Server, counted: Counted) -> None:
+    task = server.task(batch_size=1)
+    assert counted.clients == [], "a webhook that is only looked at opens nothing"
+    for _ in range(3):
+        await task.score_batch([(item, "3") for item in ITEMS])
+    assert len(counted.clients) == 1
+    assert threading.main_thread() not in counted.threads
+
+
+async def test_a_task_that_is_forgotten_closes_its_client_when_its_batches_are_done(
+    server: Server, counted: Counted
+) -> None:
+    loader = TaskLoader(nothing, RewardSettings.parsed("127.0.0.1"), keep=1)
+    task = await loader.load(hooked(server.url()))
+    item = task.train_items[0]
+    server.delay_s = 0.05
+    scoring = asyncio.create_task(task.score_batch([(item, item.answer)]))
+    await server.asked.wait()
+    await loader.load(SUMS)
+    (client,) = counted.clients
+    assert not client.is_closed, "a batch is on its way"
+    assert await scoring == [1.0]
+    assert client.is_closed
+    assert await task.score_batch([(item, item.answer)]) == [1.0], "a command goes on with the task it has"
+    assert [client.is_closed for client in counted.clients] == [True, True]
+
+
+async def test_cookies_are_not_sent_back(server: Server) -> None:
+    server.cookie = "set-cookie: seen=1\r\n"
+    task = server.task()
+    for _ in range(2):
+        await task.score_batch([(ITEMS[0], "0")])
+    assert not any("cookie:" in head for head in server.heads)
 
 
 def test_a_webhook_is_named_by_its_address() -> None:
