@@ -27,7 +27,7 @@ class _TargetLogprobs(torch.autograd.Function):
         precise = torch.promote_types(logits.dtype, torch.float32)
         chosen = torch.empty(len(logits), dtype=precise, device=logits.device)
         normaliser = torch.empty_like(chosen)
-        for part in _parts(logits):
+        for part in parts(logits):
             scaled = logits[part].to(precise) / temperature
             normaliser[part] = torch.logsumexp(scaled, dim=-1)
             chosen[part] = scaled.gather(1, targets[part, None])[:, 0] - normaliser[part]
@@ -42,7 +42,7 @@ class _TargetLogprobs(torch.autograd.Function):
         logits, targets, normaliser = ctx.saved_tensors
         result = torch.empty_like(logits)
         weight = gradient / ctx.temperature
-        for part in _parts(logits):
+        for part in parts(logits):
             scaled = logits[part].to(normaliser.dtype) / ctx.temperature
             slope = scaled.sub_(normaliser[part, None]).exp_().mul_(-weight[part, None])
             slope.scatter_add_(1, targets[part, None], weight[part, None])
@@ -50,7 +50,8 @@ class _TargetLogprobs(torch.autograd.Function):
         return result, None, None
 
 
-def _parts(logits: Tensor) -> Iterator[slice]:
+def parts(logits: Tensor) -> Iterator[slice]:
+    """Stretches of the rows of [N, V] that are worked on at a time."""
     rows = max(1, CHUNK_NUMBERS // logits.shape[1])
     for start in range(0, len(logits), rows):
         yield slice(start, start + rows)

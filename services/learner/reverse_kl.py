@@ -6,7 +6,7 @@ the temperature; there is no T² factor. Invariant: no gradient reaches the refe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from services.learner.batch import Batch, Part
 from services.learner.datum import Datum, check_datums
 from services.learner.heads import not_finite
 from services.learner.joint import Weighed
-from services.learner.logprobs import CHUNK_NUMBERS
+from services.learner.logprobs import parts
 from services.learner.passes import Passes, by_row, flat_input
 from services.learner.slots import Slot
 from shared.errors import Fatal
@@ -90,7 +90,7 @@ class _ReverseKl(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, reference: Tensor, temperature: float) -> Tensor:
         precise = torch.promote_types(student.dtype, torch.float32)
         divergence = torch.empty(len(student), dtype=precise, device=student.device)
-        for part in _parts(student):
+        for part in parts(student):
             ours = torch.log_softmax(student[part].to(precise) / temperature, dim=-1)
             theirs = torch.log_softmax(reference[part].to(precise) / temperature, dim=-1)
             divergence[part] = (ours.exp() * (ours - theirs)).sum(dim=-1)
@@ -104,15 +104,9 @@ class _ReverseKl(torch.autograd.Function):
         (gradient,) = gradients
         student, reference, divergence = ctx.saved_tensors
         result = torch.empty_like(student)
-        for part in _parts(student):
+        for part in parts(student):
             ours = torch.log_softmax(student[part].to(divergence.dtype) / ctx.temperature, dim=-1)
             theirs = torch.log_softmax(reference[part].to(divergence.dtype) / ctx.temperature, dim=-1)
             slope = ours.exp() * (ours - theirs - divergence[part, None])
             result[part] = slope * (gradient[part, None] / ctx.temperature)
         return result, None, None
-
-
-def _parts(logits: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_NUMBERS // logits.shape[1])
-    for start in range(0, len(logits), rows):
-        yield slice(start, start + rows)
