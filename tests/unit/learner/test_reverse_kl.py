@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.learner import logprobs, reverse_kl
+from services.learner import logprobs
 from services.learner.logprobs import target_logprobs
 from services.learner.optimizer import AdamParams
 from services.learner.reverse_kl import KlRow, reverse_kl_divergence
@@ -26,7 +26,6 @@ def chunks(request, monkeypatch):
     """A few rows at a time, as with a large vocabulary, the last chunk shorter than the others."""
     if request.param == "chunks":
         monkeypatch.setattr(logprobs, "CHUNK_NUMBERS", 25)
-        monkeypatch.setattr(reverse_kl, "CHUNK_NUMBERS", 25)
 
 
 @pytest.mark.usefixtures("chunks")
