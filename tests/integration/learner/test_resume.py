@@ -50,6 +50,8 @@ def _dies_in(directory, store, step, start):
     asyncio.run(die())
 
 
+# the killed process takes multiprocessing's helper with it
+@pytest.mark.filterwarnings("ignore:resource_tracker:UserWarning")
 async def test_a_learner_that_is_killed_is_continued_by_another_process_to_the_byte(tmp_path: Path) -> None:
     """Steps 1 and 2 here; SIGKILL in the midst of step 3 of the record; steps 3 to 6 in another process:
     every file is what one process makes of all six, lp_old, reference and moments among them."""

@@ -173,7 +173,7 @@ async def test_shutdown_gives_back_what_runs_and_what_comes() -> None:
 
 async def test_an_invalid_body_is_explained() -> None:
     grave = Grave()
-    body = b'{"policy": "Acme/../x", "base": "b", "method": {"kind": "dpo"}, "lora": {"rank": 0}, "steps": 3}'
+    body = b'{"policy": "Acme/../x", "base": "b", "method": {"kind": "distil"}, "lora": {"rank": 0}, "steps": 3}'
 
     async def handle(received: Received) -> None:
         received.decode(TrainRequested)
@@ -182,7 +182,7 @@ async def test_an_invalid_body_is_explained() -> None:
     (reason,) = grave.buried
     for words in (
         "policy: 'Acme/../x' is not a reference; write tenant/policy",
-        "method: 'dpo' is not known; known are 'sft', 'grpo'",
+        "method: 'distil' is not known; known are 'sft', 'dpo', 'grpo'",
         "lora.rank: Input should be greater than or equal to 1 (got 0)",
         "steps: there is no such field",
     ):
