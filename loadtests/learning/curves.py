@@ -23,7 +23,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "gcd": {"kind": "reasoning_gym", "name": "gcd", "config": {"min_value": 1, "max_value": 30}},
     "count_bits": {"kind": "reasoning_gym", "name": "count_bits", "config": {"min_n": 1, "max_n": 255}},
 }  # fmt: skip
-SFT_STEPS, GRPO_STEPS, DPO_STEPS, ITEMS = 6, 12, 10, 256
+SFT_STEPS, GRPO_STEPS, DPO_STEPS, ITEMS = 6, 12, 8, 256
 
 
 def measure(stack: Stack, folder: Path) -> list[dict[str, Any]]:

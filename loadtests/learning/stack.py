@@ -13,6 +13,7 @@ from cli.demo.command import mint, mint_json
 from cli.gateway import Gateway, run_path
 from cli.report.collect import collect
 
+TENANT = "bench"
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -24,7 +25,7 @@ class Stack:
         """The reference by which requests name the data."""
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(data)
-        reference: dict[str, Any] = self._gateway.upload(Path(name))
+        reference: dict[str, Any] = self._gateway.upload(Path(name), TENANT)
         return reference
 
     def start(self, request: dict[str, Any]) -> str:
