@@ -7,10 +7,9 @@ from typing import Any
 
 from mint_schemas.commands import RolloutRequested, UpdateRequested
 
-from services.catalog import commands
 from services.catalog.tables import CommandRow
 from shared.catalog.api import Result, UpdateResult
-from tests.catalog_kit import TINY, Lab, put_nothing
+from tests.catalog_kit import TINY, Lab, open_commands, put_nothing
 
 Choose = Callable[[Sequence[str]], str]
 """The command, of those that are open, that ends first."""
@@ -27,7 +26,7 @@ def with_method(body: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def opened(lab: Lab, run_id: str) -> list[str]:
     """Every open command, without the run's id."""
-    return [command_id.split(":", 1)[1] for command_id in lab.database.read_now(commands.open_commands, run_id)]
+    return [command_id.split(":", 1)[1] for command_id in lab.database.read_now(open_commands, run_id)]
 
 
 def work_on(lab: Lab, run_id: str, name: str) -> None:

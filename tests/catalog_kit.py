@@ -20,6 +20,8 @@ from mint_schemas.commands import (
 )
 from mint_schemas.common import FileRef
 from mint_schemas.training import TrainRequested
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from services.catalog import commands, leases, runs
 from services.catalog.advance import Surroundings, advance
@@ -241,7 +243,7 @@ class Lab:
 
     def open(self, run_id: str) -> str | None:
         """The command that has been open for longest."""
-        return next(iter(self.database.read_now(commands.open_commands, run_id)), None)
+        return next(iter(self.database.read_now(open_commands, run_id)), None)
 
     def take(self, command_id: str, worker: str = "w1") -> Any:
         return self.database.write_now(
@@ -299,3 +301,9 @@ async def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"not true after {timeout_s} s")
+
+
+def open_commands(session: Session, run_id: str) -> list[str]:
+    """Oldest first, and of those that were issued together the earliest step."""
+    query = select(CommandRow.command_id).where(CommandRow.run_id == run_id, CommandRow.state == "open")
+    return list(session.scalars(query.order_by(CommandRow.issued_at, CommandRow.step, CommandRow.command_id)))

@@ -71,12 +71,6 @@ def require_readable(session: Session, run_id: str) -> None:
         body_of(row)
 
 
-def open_commands(session: Session, run_id: str) -> list[str]:
-    """Oldest first, and of those that were issued together the earliest step."""
-    query = select(CommandRow.command_id).where(CommandRow.run_id == run_id, CommandRow.state == "open")
-    return list(session.scalars(query.order_by(CommandRow.issued_at, CommandRow.step, CommandRow.command_id)))
-
-
 def close_rollouts(session: Session, run_id: str) -> None:
     """Whoever works on one loses it at the next renewal, and can commit nothing."""
     rollouts = update(CommandRow).where(CommandRow.run_id == run_id, CommandRow.kind == "rollout")

@@ -13,7 +13,7 @@ from functools import partial
 from mint_schemas.training import Grpo, IcePop, Tis
 
 from services.learner.datum import Datum
-from services.learner.grpo_report import mismatch, record_metrics, step_metrics
+from services.learner.grpo_report import record_metrics, step_metrics
 from services.learner.losses import Config, trajectory_coefficients
 from services.learner.recipe import StepRows
 from services.learner.trainer import LossCall
@@ -22,7 +22,7 @@ from shared.rl.advantages import group_advantages, is_degenerate
 from shared.rl.record import Group, RolloutRecord, Trajectory
 from shared.tasks.permutation import Permutation
 
-__all__ = ["grpo_config", "grpo_rows", "mismatch"]
+__all__ = ["grpo_config", "grpo_rows"]
 
 OVERLONG = "length"
 

@@ -29,7 +29,7 @@ from services.learner.slots import SlotShape
 from shared.bases import Base
 from shared.errors import Fatal
 
-__all__ = ["Held", "Leave", "Open", "Order", "Ranks", "Steps", "end_process", "join", "leave"]
+__all__ = ["Held", "Leave", "Open", "Order", "Ranks", "Steps", "end_process", "join"]
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +125,3 @@ def _store() -> tuple[dist.Store, int, int]:
         # torchrun keeps its store when it starts the processes again, with the addresses of the dead ones in it
         store = dist.PrefixStore(f"start-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     return store, rank, size
-
-
-def leave() -> None:
-    """Close the connections to processes that go as well."""
-    dist.destroy_process_group()

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from services.learner.app import follow_bench, lead_bench
 from services.learner.follower import follow
 from services.learner.group_bench import GroupBench
 from services.learner.leader import Leader
 from services.learner.peers import OutOfStep
-from services.learner.ranks import Open, Ranks, end_process, join, leave
+from services.learner.ranks import Open, Ranks, end_process, join
 from tests.unit.learner import job_scenes, scenes
 
 PATIENCE_S = 60.0
@@ -151,4 +152,4 @@ def _run(rank: int, size: int, port: int, scene: str, directory: Path) -> None:
         end_process("started without others")
     torch.save(SCENES[scene](ranks, directory), directory / f"rank{rank}.pt")
     ranks.heartbeat.stop()
-    leave()
+    dist.destroy_process_group()

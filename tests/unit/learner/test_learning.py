@@ -11,7 +11,8 @@ from mint_schemas.training import ArithmeticTask, Grpo
 
 from services.learner.base_model import ResidentBase
 from services.learner.convert_smollm2 import convert
-from services.learner.grpo import grpo_rows, mismatch
+from services.learner.grpo import grpo_rows
+from services.learner.grpo_report import mismatch
 from services.learner.optimizer import AdamParams
 from services.learner.sft import sft_rows, step_chats
 from services.learner.slots import SlotShape, SlotTable
