@@ -20,6 +20,24 @@ class Outage(Retryable):
     given back without a take counted against it."""
 
 
+class Busy(Retryable):
+    """Nothing is broken; a bound is reached. `code` is stable and `status` 503 (no room now) or 429 (the caller's own
+    limit); the place in the queue and the expected wait are said where they are known."""
+
+    def __init__(
+        self,
+        message: str,
+        code: str,
+        status: int = 503,
+        delay_s: float | None = None,
+        queue_position: int | None = None,
+        expected_wait_s: float | None = None,
+    ) -> None:
+        super().__init__(message, delay_s)
+        self.code, self.status = code, status
+        self.queue_position, self.expected_wait_s = queue_position, expected_wait_s
+
+
 class Fatal(MintError):
     """Will not go away: dead-lettered with this message as the reason, and the run fails with it."""
 

@@ -49,7 +49,8 @@ class FailedRevision(_Value):
 
 class Replica(_Value):
     """One serving replica now. `url` is its internal HTTP address; `max_context` bounds prompt and
-    completion together, in tokens (None: the replica does not say)."""
+    completion together, in tokens (None: the replica does not say). `in_flight` counts the requests that it
+    has, of which `waiting` have no turn in the engine yet; `loads` are the cold loads queued or under way."""
 
     replica: str
     boot_id: str
@@ -66,4 +67,8 @@ class Replica(_Value):
     prewarming: tuple[str, ...] = ()
     failed: tuple[FailedRevision, ...] = ()
     in_flight: int = 0
+    waiting: int = 0
+    loads: int = 0
+    structured_output: bool = False
+    tools: bool = False
     at: float

@@ -304,7 +304,7 @@ class Stage:
         desired = Desired(base=self.base.name, entries=entries)
         await self.bus.kv(RESIDENCY_BUCKET).put(self.base.token, desired.model_dump_json().encode())
 
-    def replica(self, dtype: str = "float32", **limits: Any) -> ServingReplica:
+    def replica(self, dtype: str = "float32", disk_bytes: int = 2**30, **limits: Any) -> ServingReplica:
         limits = {"capacity": 4, "load_wait_s": 20.0, "room_wait_s": 5.0, **limits}
         directory = self.directory / "serving" / self.name
         settings = EngineSettings(
@@ -325,7 +325,7 @@ class Stage:
             Identity(self.name, self.url, self.base),
             Surroundings(self.bus, self.store, self.catalog),
             create,
-            Options(directory, Limits(**limits), poll_s=0.02, backoff_s=0.02),
+            Options(directory, Limits(**limits), disk_bytes, poll_s=0.02, backoff_s=0.02),
         )
 
 

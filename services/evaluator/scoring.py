@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict
 from shared.bases import Base
 from shared.engine.port import SampleRequest, SamplingSettings
 from shared.errors import Fatal
-from shared.sampling.port import Sampler
-from shared.sampling.proved import BACKGROUND_PRIORITY, ProvedSampler, gather_bounded
+from shared.sampling.port import BACKGROUND, Sampler
+from shared.sampling.proved import ProvedSampler, gather_bounded
 from shared.tasks import TaskItem, TaskSet, prompt_ids
 from shared.text import TextCodec
 
@@ -134,5 +134,5 @@ class Scorer:
             ),
             revision=command.revision,
             seed=command.seed,
-            priority=BACKGROUND_PRIORITY,
+            priority=BACKGROUND,
         )

@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from shared.errors import Fatal, Refused, Retryable
+from shared.errors import Busy, Fatal, Refused, Retryable
 from shared.validation import in_words
 
 __all__ = ["BadField", "Invalid", "Problem", "mint_answer", "openai_answer", "problem_of"]
@@ -52,6 +52,14 @@ class Problem:
     param: str | None = None
     errors: list[str] = field(default_factory=list)
     retry_after_s: float | None = None
+    queue_position: int | None = None
+    expected_wait_s: float | None = None
+
+    @property
+    def queue(self) -> dict[str, float]:
+        """The place in the queue and the expected wait in seconds, where they are known."""
+        found = {"queue_position": self.queue_position, "expected_wait_s": self.expected_wait_s}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def headers(self) -> dict[str, str]:
@@ -72,6 +80,15 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             error.near,
             getattr(error, "param", None),
             getattr(error, "errors", []),
+        )
+    if isinstance(error, Busy):
+        return Problem(
+            error.status,
+            error.code,
+            str(error),
+            retry_after_s=error.delay_s or DEFAULT_RETRY_S,
+            queue_position=error.queue_position,
+            expected_wait_s=error.expected_wait_s,
         )
     if isinstance(error, Retryable):
         return Problem(503, "unavailable", str(error), retry_after_s=error.delay_s or DEFAULT_RETRY_S)
@@ -113,14 +130,14 @@ def openai_answer(problem: Problem) -> JSONResponse:
     body: dict[str, Any] = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
     if problem.near:
         body["near"] = problem.near
-    return JSONResponse({"error": body}, status, problem.headers)
+    return JSONResponse({"error": body | problem.queue}, status, problem.headers)
 
 
 def mint_answer(problem: Problem) -> JSONResponse:
     body: dict[str, Any] = {"code": problem.code, "message": problem.message, "near": problem.near}
     if problem.errors:
         body["errors"] = problem.errors
-    return JSONResponse({"error": body}, problem.status, problem.headers)
+    return JSONResponse({"error": body | problem.queue}, problem.status, problem.headers)
 
 
 Render = Callable[[Problem], JSONResponse]

@@ -20,8 +20,8 @@ from shared.bases import Base
 from shared.engine.port import SampleRequest, SamplingSettings
 from shared.errors import Fatal
 from shared.rl.record import Group, RolloutRecord, Trajectory
-from shared.sampling.port import Sampled, Sampler
-from shared.sampling.proved import BACKGROUND_PRIORITY, ProvedSampler, gather_bounded
+from shared.sampling.port import BACKGROUND, Sampled, Sampler
+from shared.sampling.proved import ProvedSampler, gather_bounded
 from shared.tasks import TaskItem, TaskSet, prompt_ids
 from shared.text import TextCodec
 
@@ -100,7 +100,7 @@ class GroupSampler:
             revision=command.revision,
             n=command.group_size,
             seed=group_seed(command.seed, command.step, position, item.id),
-            priority=BACKGROUND_PRIORITY,
+            priority=BACKGROUND,
         )
 
     async def _trajectories(

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from services.serving.config import ServingSettings
+from services.serving.limits import Bound, LimitSettings
 from services.serving.replica import Options, ServingReplica, Surroundings
 from services.serving.residency import Limits
 from services.serving.status import Identity
 from services.serving.supervise import CreateEngine
+from services.serving.turns import TurnBounds
 from shared.bases import Base
 from shared.engine.children import RECORD_FILE, end_orphans
 from shared.engine.create import create_engine
@@ -31,11 +33,22 @@ async def build(resources: Resources) -> AsyncIterator[ServingReplica]:
         directory=settings.data_dir / "serving" / name,
         limits=Limits(
             capacity=settings.serving_max_resident,
+            memory_bytes=settings.serving_memory_bytes,
+            eviction=settings.serving_eviction,
             queue_depth=settings.serving_queue_depth,
+            fetches=settings.serving_fetches,
+            activations=settings.serving_activations,
+            activation_share=settings.serving_activation_share,
             load_wait_s=settings.serving_load_wait_s,
         ),
         disk_bytes=settings.serving_disk_bytes,
         load_attempts=settings.serving_load_attempts,
+        turns=TurnBounds(settings.serving_max_running, settings.serving_max_waiting, settings.serving_wait_s),
+        requests=LimitSettings(
+            tenant=Bound(concurrency=settings.serving_tenant_concurrency, rate=settings.serving_tenant_rate),
+            policy=Bound(concurrency=settings.serving_policy_concurrency, rate=settings.serving_policy_rate),
+            named=settings.serving_limits,
+        ),
     )
     identity = Identity(name, settings.serving_url or resources.url, base)
     around = Surroundings(resources.bus, resources.store, resources.catalog)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from services.serving.eviction import EvictionName
+from services.serving.limits import NamedBounds
 from shared.settings import CommonSettings
 
 
@@ -25,8 +27,23 @@ class ServingSettings(CommonSettings):
     serving_kv_bytes: Annotated[int, Field(ge=1)] = 2**30
     serving_max_context: Annotated[int, Field(ge=1, description="tokens of prompt and completion")] = 2048
     serving_threads: Annotated[int, Field(ge=1)] = 2
-    serving_queue_depth: Annotated[int, Field(ge=1, description="cold loads that may wait")] = 64
+    serving_memory_bytes: Annotated[int, Field(ge=1, description="adapter files in the engine's memory")] = 4 * 2**30
+    serving_eviction: EvictionName = "lru"
+    serving_queue_depth: Annotated[int, Field(ge=1, description="cold loads queued and under way")] = 64
+    serving_fetches: Annotated[int, Field(ge=1, description="cold loads fetched to disk at once")] = 4
+    serving_activations: Annotated[int, Field(ge=1, description="cold loads brought into the engine at once")] = 1
+    serving_activation_share: Annotated[
+        float, Field(gt=0, le=1, description="share of the time for activations while requests run; 1 = unpaced")
+    ] = 0.5
     serving_load_attempts: Annotated[int, Field(ge=1)] = 3
     serving_load_wait_s: Annotated[float, Field(gt=0, description="how long a request waits for its load")] = 120.0
     serving_disk_bytes: Annotated[int, Field(ge=1, description="adapter files kept on disk")] = 20 * 2**30
+    serving_max_running: Annotated[int, Field(ge=1, description="sequences that have a turn in the engine")] = 128
+    serving_max_waiting: Annotated[int, Field(ge=1, description="requests that may wait for a turn")] = 1024
+    serving_wait_s: Annotated[float, Field(gt=0, description="how long a request waits for its turn")] = 120.0
+    serving_tenant_concurrency: Annotated[int, Field(ge=0, description="requests here at once; 0 = any")] = 512
+    serving_policy_concurrency: Annotated[int, Field(ge=0, description="requests here at once; 0 = any")] = 256
+    serving_tenant_rate: Annotated[float, Field(ge=0, description="requests per second; 0 = any")] = 0.0
+    serving_policy_rate: Annotated[float, Field(ge=0, description="requests per second; 0 = any")] = 0.0
+    serving_limits: NamedBounds = Field({}, description='JSON: {"<tenant>" or "<tenant>/<policy>": bounds}')
     serving_url: str = Field("", description="address that callers reach; empty = http://<host>:<port>")

@@ -1,7 +1,7 @@
 """Following what the catalog wants: the residency bucket → the working set.
 
 Invariant: this replica reports healthy only once everything that was desired at its boot is resident
-or refused with a reason; after that a missing revision is loaded in the background.
+or refused with a reason; after that a missing revision is loaded at its turn, before background work.
 """
 
 from __future__ import annotations
@@ -64,11 +64,8 @@ class DesiredFollower:
         await self._known.wait()
         while True:
             self._new.clear()
-            for revision in self._residency.missing():
-                await self._residency.preload(revision)
-                if self._new.is_set():
-                    break
-            else:
+            await self._residency.preload(self._residency.missing(), enough=self._new.is_set)
+            if not self._new.is_set():
                 self._settled = self._settled or not self._residency.missing()
                 await self._pause()
 

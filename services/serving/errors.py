@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shared.sampling.wire import ErrorCode
 
 
 class Problem(Exception):
-    """A request that cannot be served; the message says what happened and what to do."""
+    """A request that cannot be served; the message says what happened and what to do. Where it stood in a
+    queue (1 = next) and how long it would have waited are said where they are known."""
 
     code: ErrorCode = "internal"
     status = 500
     retry_after_s: float | None = None
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        queue_position: int | None = None,
+        expected_wait_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
+        self.queue_position, self.expected_wait_s = queue_position, expected_wait_s
 
 
 class InvalidRequest(Problem):
@@ -54,6 +65,16 @@ class Loading(Problem):
 
 class QueueFull(Problem):
     code, status, retry_after_s = "queue_full", 503, 2.0
+
+
+class RateLimited(Problem):
+    """The caller's own limit, not the replica's: `reason` says which kind."""
+
+    code, status, retry_after_s = "rate_limited", 429, 1.0
+
+    def __init__(self, message: str, reason: Literal["rate", "concurrency"], retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.reason = reason
 
 
 class EngineDown(Problem):

@@ -1,7 +1,8 @@
-"""One load, from the catalog's row to a proof: view → base check → files → engine → proof.
+"""One load in its two stages: view → base check → files on disk, then engine → proof.
 
-In flows a revision name, out flows a `Loaded`. Bounded attempts: what a retry may mend, and what nobody
-foresaw, is tried again; what it cannot mend is refused at once. Invariant: a load that raises leaves nothing resident.
+In flows a revision name, out flow a `Fetched` and a `Loaded`. Bounded attempts in each stage: what a retry
+may mend, and what nobody foresaw, is tried again; what it cannot mend is refused at once. Invariant: a
+load that raises leaves nothing resident.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from mint_schemas import parse_reference
 
 from services.serving.errors import LoadFailed, Problem, QueueFull, Unavailable, UnknownRevision
-from services.serving.fetch import AdapterFiles
+from services.serving.fetch import AdapterFiles, Found
 from services.serving.readiness import NotProved, Proof, prove
 from shared.adapters.manifest import Manifest
 from shared.catalog.api import RevisionView
-from shared.engine.port import AdapterRefused, EngineDead, InferenceEngine, SlotsExhausted
+from shared.engine.port import AdapterRefused, Capabilities, EngineDead, InferenceEngine, SlotsExhausted
 from shared.errors import Fatal, Refused, Retryable
 from shared.store.port import BytesDiffer
 
@@ -28,13 +30,22 @@ logger = logging.getLogger(__name__)
 RETRY_DELAY_S = 0.1
 BAD_FILES_STAND_S = 60.0
 
-MakeRoom = Callable[[], Awaitable[None]]
+R = TypeVar("R")
 
 
 class Revisions(Protocol):
     """The part of the catalog client that a load needs."""
 
     async def revision(self, reference: str) -> RevisionView: ...
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Files that are whole on local disk; `found` is the tier that they were found in."""
+
+    manifest: Manifest
+    directory: Path
+    found: Found
 
 
 @dataclass(frozen=True)
@@ -45,20 +56,50 @@ class Loaded:
 
 
 class Loader:
-    """`make_room` is awaited once the files are there, just before the engine is asked."""
+    """`max_bytes` is what the memory tier holds at most: a larger adapter is refused before it is fetched."""
 
-    def __init__(self, revisions: Revisions, files: AdapterFiles, attempts: int) -> None:
-        self._revisions, self._files, self._attempts = revisions, files, attempts
+    def __init__(self, revisions: Revisions, files: AdapterFiles, attempts: int, max_bytes: int) -> None:
+        self._revisions, self._files, self._attempts, self._max_bytes = revisions, files, attempts, max_bytes
 
-    async def load(
-        self, revision: str, engine: InferenceEngine, make_room: MakeRoom, expected_sha256: str | None = None
-    ) -> Loaded:
+    async def fetch(self, revision: str, has: Capabilities, expected_sha256: str | None = None) -> Fetched:
         """`expected_sha256`: the adapter that whoever wants the revision named, where one did.
 
-        Raises UnknownRevision, LoadFailed, Unavailable and QueueFull (for now), EngineDead."""
+        Raises UnknownRevision, LoadFailed, Unavailable."""
+
+        async def once() -> Fetched:
+            manifest = await self._manifest(revision)
+            if expected_sha256 not in (None, manifest.adapter_sha256):
+                raise Fatal(
+                    f"{revision} is wanted as adapter {expected_sha256}; the catalog has {manifest.adapter_sha256}"
+                )
+            check_base(manifest, has)
+            self._check_size(manifest)
+            return Fetched(manifest, *await self._files.ensure(manifest))
+
+        return await self._attempted(revision, once)
+
+    async def activate(self, fetched: Fetched, engine: InferenceEngine) -> Loaded:
+        """Raises LoadFailed, Unavailable and QueueFull (for now), EngineDead."""
+
+        async def once() -> Loaded:
+            try:
+                report = await engine.load(fetched.manifest, fetched.directory)
+            except AdapterRefused as error:
+                await self._check_intact(fetched.manifest, error)
+                raise
+            try:
+                proof = prove(fetched.manifest, report, engine.capabilities())
+            except NotProved:
+                await engine.unload(fetched.manifest.revision)
+                raise
+            return Loaded(fetched.manifest, proof, engine)
+
+        return await self._attempted(fetched.manifest.revision, once)
+
+    async def _attempted(self, revision: str, once: Callable[[], Awaitable[R]]) -> R:
         for attempt in range(1, self._attempts + 1):
             try:
-                return await self._once(revision, engine, make_room, expected_sha256)
+                return await once()
             except (Problem, EngineDead):
                 raise
             except Refused as error:
@@ -76,22 +117,20 @@ class Loader:
                 await asyncio.sleep(RETRY_DELAY_S * attempt)
         raise AssertionError("attempts is at least 1")
 
-    async def _once(
-        self, revision: str, engine: InferenceEngine, make_room: MakeRoom, expected_sha256: str | None
-    ) -> Loaded:
-        manifest = await self._manifest(revision)
-        if expected_sha256 not in (None, manifest.adapter_sha256):
-            raise Fatal(f"{revision} is wanted as adapter {expected_sha256}; the catalog has {manifest.adapter_sha256}")
-        check_base(manifest, engine)
-        directory = await self._files.ensure(manifest)
-        await make_room()
-        report = await engine.load(manifest, directory)
-        try:
-            proof = prove(manifest, report, engine.capabilities())
-        except NotProved:
-            await engine.unload(revision)
-            raise
-        return Loaded(manifest, proof, engine)
+    async def _check_intact(self, manifest: Manifest, refusal: AdapterRefused) -> None:
+        """Files that changed after they were verified say nothing about the revision: fetched again.
+
+        Raises BytesDiffer, so that the engine is asked again."""
+        if not await self._files.intact(manifest):
+            await self._files.ensure(manifest)
+            raise BytesDiffer(f"the files of {manifest.revision} changed on disk and were fetched again") from refusal
+
+    def _check_size(self, manifest: Manifest) -> None:
+        if manifest.adapter_bytes > self._max_bytes:
+            raise LoadFailed(
+                f"{manifest.revision} has {manifest.adapter_bytes} bytes; this replica keeps {self._max_bytes} bytes "
+                "of adapters in memory (MINT_SERVING_MEMORY_BYTES)"
+            )
 
     async def _manifest(self, revision: str) -> Manifest:
         _check_numbered(revision)
@@ -106,9 +145,8 @@ class Loader:
         return Unavailable(text) if elsewhere else LoadFailed(text, BAD_FILES_STAND_S)
 
 
-def check_base(manifest: Manifest, engine: InferenceEngine) -> None:
+def check_base(manifest: Manifest, has: Capabilities) -> None:
     """Before a byte is fetched: raises LoadFailed for an adapter of another base model."""
-    has = engine.capabilities()
     if manifest.base_sha256 != has.base_sha256:
         raise LoadFailed(
             f"{manifest.revision} was trained on {manifest.base} ({manifest.base_sha256}); this engine serves "

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -19,12 +19,14 @@ from fastapi import APIRouter
 from services.serving.announce import Announcer, ReadyEvents
 from services.serving.desire import DesiredFollower
 from services.serving.fetch import AdapterFiles
+from services.serving.limits import LimitSettings, RequestLimits
 from services.serving.loader import Loader, Revisions
 from services.serving.residency import Limits, Residency
 from services.serving.routes import make_router
 from services.serving.sampling import Sampler
 from services.serving.status import Identity, Status
 from services.serving.supervise import CreateEngine, Supervisor
+from services.serving.turns import TurnBounds, Turns
 from shared.bus.bus import Bus
 from shared.ending import end
 from shared.errors import Fatal
@@ -54,6 +56,8 @@ class Options:
     load_attempts: int = 3
     poll_s: float = 2.0
     backoff_s: float = 1.0
+    turns: TurnBounds = field(default_factory=TurnBounds)
+    requests: LimitSettings = field(default_factory=LimitSettings)
 
 
 class ServingReplica:
@@ -62,10 +66,11 @@ class ServingReplica:
     def __init__(self, identity: Identity, around: Surroundings, create: CreateEngine, options: Options) -> None:
         self.supervisor = Supervisor(create, options.poll_s, options.backoff_s)
         self.files = AdapterFiles(around.store, options.directory / "adapters", options.disk_bytes, self._digests)
-        loader = Loader(around.revisions, self.files, options.load_attempts)
+        loader = Loader(around.revisions, self.files, options.load_attempts, options.limits.memory_bytes)
         self.events = ReadyEvents(around.bus, identity, self.supervisor)
-        self.residency = Residency(self.supervisor, loader, options.limits, self.events.ready)
-        self.sampler = Sampler(self.supervisor, self.residency, identity.name)
+        self.residency = Residency(self.supervisor, loader, options.limits, self.events.ready, self._busy)
+        turns, limits = Turns(options.turns), RequestLimits(options.requests)
+        self.sampler = Sampler(self.supervisor, self.residency, identity.name, turns, limits)
         self.status = Status(identity, self.supervisor, self.residency, self.sampler, self.files)
         self.desired = DesiredFollower(around.bus, identity.base.token, self.residency)
         self.announcer = Announcer(around.bus, identity, self.status, self.residency)
@@ -109,6 +114,9 @@ class ServingReplica:
         while True:
             await self.status.measure()
             await asyncio.sleep(MEASURE_EVERY_S)
+
+    def _busy(self) -> bool:
+        return self.sampler.in_flight > self.sampler.waiting
 
     def _digests(self) -> set[str]:
         return self.residency.digests()

@@ -1,8 +1,8 @@
-"""The working set of this replica: what is resident, held, wanted, and what leaves when room is needed.
+"""The working set of this replica: what requests hold, what the catalog wants, and how it gets there.
 
-In flow desired residency and requests; out flow holds on proved revisions. Invariants: a revision with
-a hold is never unloaded; a pinned one is never unloaded; what is no longer desired stays until its
-room is needed; a load that fails changes nothing for the revisions that serve.
+In flow desired residency and requests; out flow holds on proved revisions. Invariants: a revision in use
+is neither unloaded nor are its files removed, from the end of its fetch on; what is no longer desired
+stays until its room is needed; a load that fails changes nothing for the revisions that serve.
 """
 
 from __future__ import annotations
@@ -10,177 +10,195 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
-from services.serving.errors import EngineDown, LoadFailed, QueueFull, Unavailable
+from services.serving.backlog import Asker
+from services.serving.errors import EngineDown, LoadFailed, Unavailable
+from services.serving.eviction import EvictionName, make_eviction
 from services.serving.failures import Failures
-from services.serving.loader import Loaded, Loader
-from services.serving.loads import LoadQueue
+from services.serving.loader import Fetched, Loaded, Loader
+from services.serving.loads import LoadBounds, LoadScheduler
+from services.serving.memory import MemoryTier, Resident
+from services.serving.pace import Pace
 from services.serving.supervise import Supervisor
-from shared.engine.port import EngineDead, NotResident
+from services.serving.wanted import Wanted
+from shared.engine.port import EngineDead, InferenceEngine, NotResident, ResidentAdapter
 from shared.residency import Desired
-from shared.telemetry.metrics import LOAD_SECONDS
+from shared.sampling.port import INTERACTIVE, PREWARM
+from shared.telemetry.metrics import ACTIVATE_SECONDS, FETCH_SECONDS, HOLDS
 
 logger = logging.getLogger(__name__)
 
 OnReady = Callable[[Loaded], None]
-
-
-@dataclass
-class Resident:
-    """`draining`: it leaves when its holds end; new requests for it queue like any cold load, so that
-    a hot revision cannot keep a cold one out for ever."""
-
-    loaded: Loaded
-    holds: int = 0
-    draining: bool = False
-    used: float = field(default_factory=time.monotonic)
-
-    @property
-    def revision(self) -> str:
-        return self.loaded.proof.revision
+Tier = Literal["slot", "memory", "disk", "catalog"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`capacity` in revisions; the times in seconds."""
+    """`capacity` in revisions and `memory_bytes` bound the memory tier; the times are in seconds."""
 
     capacity: int
+    memory_bytes: int = 4 * 2**30
+    eviction: EvictionName = "lru"
     queue_depth: int = 64
+    fetches: int = 4
+    activations: int = 1
+    activation_share: float = 0.5
     load_wait_s: float = 120.0
     room_wait_s: float = 30.0
 
+    @property
+    def bounds(self) -> LoadBounds:
+        return LoadBounds(self.queue_depth, self.fetches, self.activations)
+
 
 class Residency:
-    def __init__(self, supervisor: Supervisor, loader: Loader, limits: Limits, on_ready: OnReady) -> None:
+    """`busy` says whether requests run on the engine now: they are what activations are paced for."""
+
+    def __init__(
+        self, supervisor: Supervisor, loader: Loader, limits: Limits, on_ready: OnReady, busy: Callable[[], bool]
+    ) -> None:
         self._supervisor, self._loader, self._limits, self._on_ready = supervisor, loader, limits, on_ready
-        self._resident: dict[str, Resident] = {}
         self._lost: list[str] = []
-        self._waiting: dict[str, int] = {}
-        self._freed = asyncio.Event()
-        self._wanted: dict[str, str] = {}
-        self._pinned: set[str] = set()
+        self._wanted = Wanted(limits.capacity, limits.memory_bytes)
+        self._slots: set[str] = set()
         self.failures = Failures()
-        self.queue = LoadQueue(self._load, limits.queue_depth)
-        self.changed = asyncio.Event()
+        self.memory = MemoryTier(
+            limits.capacity,
+            limits.memory_bytes,
+            make_eviction(limits.eviction, limits.capacity),
+            limits.room_wait_s,
+        )
+        self.queue = LoadScheduler(self, limits.bounds, Pace(limits.activation_share, busy))
+        self.changed = self.memory.changed
 
     @asynccontextmanager
-    async def hold(self, revision: str) -> AsyncIterator[Loaded]:
-        """A proved revision that stays resident while the context is open; loads it if need be.
+    async def hold(
+        self, revision: str, priority: int = INTERACTIVE, tenant: str = "", wait_s: float | None = None
+    ) -> AsyncIterator[Loaded]:
+        """A proved revision that stays resident while the context is open; loads it if need be, as
+        urgently as `priority` says and in the turns of `tenant` (empty: of the revision's own), and waits
+        up to `wait_s` seconds for that (None: the replica's own bound).
 
         Raises the `Problem` that says why it cannot be served now."""
-        entry = await self._held(revision)
+        entry, tier = await self._held(revision, Asker(priority, tenant or _tenant_of(revision)), wait_s)
+        HOLDS.labels(entry.loaded.engine.capabilities().base_name, tier).inc()
         try:
             yield entry.loaded
         finally:
-            entry.holds -= 1
-            entry.used = time.monotonic()
-            self._notify()
+            self.memory.let_go(entry)
 
     async def want(self, desired: Desired) -> None:
-        """Take over what the catalog wants: the most urgent `capacity` revisions; one place at least
-        stays unpinned, so that a cold load always finds room."""
-        # What does not fit is not pinned either: it would hold the place of something more urgent.
-        ordered = sorted(desired.entries, key=lambda entry: entry.priority)[: self._limits.capacity]
-        self._wanted = {entry.revision: entry.adapter_sha256 for entry in ordered}
-        pins = [entry.revision for entry in ordered if entry.pinned]
-        self._pinned = set(pins[: max(self._limits.capacity - 1, 0)])
-        await self._pin_residents()
-        self._notify()
+        """Take over what the catalog wants."""
+        self._wanted.take(desired)
+        self.memory.pinned = self._wanted.pinned
+        self.memory.wanted = frozenset(self.wanted())
+        for entry in self.memory.entries():
+            await self._pin(entry.loaded)
+        self.memory.notify()
 
     def missing(self) -> list[str]:
         """What is wanted, neither resident nor refused, most urgent first."""
-        return [r for r in self._wanted if r not in self._resident and not self.failures.refused(r)]
+        return [r for r in self.wanted() if self.memory.get(r) is None and not self.failures.refused(r)]
 
-    async def preload(self, revision: str) -> bool:
-        """Load without a request; False when it did not work (the reason is in `failures` or the log)."""
-        try:
-            async with self.hold(revision):
-                return True
-        except Exception as error:
-            logger.warning("%s is desired but not loaded: %s", revision, error)
-            return False
+    async def preload(self, revisions: Iterable[str], enough: Callable[[], bool] = lambda: False) -> None:
+        """Load without a request, in order, as many at once as are fetched ahead; what does not work is in
+        `failures` or the log. No further one is begun once it is `enough`."""
+        left = iter(revisions)
+
+        async def work() -> None:
+            for revision in left:
+                if enough():
+                    return
+                await self._preload(revision)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._limits.bounds.ahead):
+                group.create_task(work())
 
     def lost(self) -> None:
         """The engine died: nothing is resident; remember what was, most recently used first."""
-        recent = sorted(self._resident.values(), key=lambda entry: entry.used, reverse=True)
-        self._lost = [entry.revision for entry in recent] + [r for r in self._lost if r not in self._resident]
-        self._resident.clear()
-        self._notify()
+        recent = self.memory.clear()
+        self._lost = recent + [r for r in self._lost if r not in recent]
+        self._slots.clear()
 
     async def restore(self) -> None:
         """Bring back the working set that the dead engine had, wanted revisions first, then by last use."""
-        self._notify()
-        lost = sorted(self._lost, key=lambda revision: revision not in self._wanted)
-        for revision in lost[: self._limits.capacity]:
-            await self.preload(revision)
+        self.memory.notify()
+        lost = sorted(self._lost, key=lambda revision: revision not in self.memory.wanted)
+        await self.preload(lost[: self._limits.capacity])
         self._lost = []
-        self._notify()
+        self.memory.notify()
 
     def restoring(self) -> list[str]:
-        return [r for r in self._lost if r not in self._resident and not self.failures.refused(r)]
+        return [r for r in self._lost if self.memory.get(r) is None and not self.failures.refused(r)]
 
     def wanted(self) -> list[str]:
         """What the catalog wants here, most urgent first."""
-        return list(self._wanted)
+        return self._wanted.revisions()
 
     def residents(self) -> list[Resident]:
-        return list(self._resident.values())
+        return self.memory.entries()
 
     def prewarming(self) -> list[str]:
-        return [r for r in self.queue.waiting() if r not in self._resident]
+        return [r for r in self.queue.waiting() if self.memory.get(r) is None]
 
     def digests(self) -> set[str]:
-        """The adapters whose files an engine may still read."""
-        return {entry.loaded.proof.adapter_sha256 for entry in self._resident.values()}
+        """The adapters whose files must stay on disk."""
+        return self.memory.digests() | self.queue.digests()
 
     def forget(self, loaded: Loaded) -> None:
         """The engine says that it does not have it: believe the engine."""
-        entry = self._resident.get(loaded.proof.revision)
-        if entry is not None and entry.loaded is loaded:
-            del self._resident[loaded.proof.revision]
-            self._notify()
+        self.memory.drop(loaded)
 
-    async def _held(self, revision: str) -> Resident:
-        self._waiting[revision] = self._waiting.get(revision, 0) + 1
-        deadline = time.monotonic() + self._limits.load_wait_s
+    def reconcile(self, before: list[Resident], listed: list[ResidentAdapter]) -> None:
+        """Believe the engine's own list; `before` is what was resident when it was asked."""
+        self._slots = {adapter.revision for adapter in listed if adapter.in_slot}
+        for entry in self.memory.missed(before, listed):
+            logger.warning("the engine does not list %s any more; it is loaded again when asked for", entry.revision)
+            self.memory.drop(entry.loaded)
+
+    async def fetch(self, revision: str) -> Fetched | None:
+        """The first stage of a load. Nothing is awaited after the files are there: from then on the load
+        names them, and they stay."""
+        entry = self.memory.get(revision)
+        if entry is not None and not entry.draining:
+            return None
+        has = self._supervisor.engine().capabilities()
+        self.memory.notify()
+        started, outcome = time.monotonic(), "failed"
         try:
-            while True:
-                entry = self._resident.get(revision)
-                if entry is not None and not entry.draining:
-                    entry.holds += 1
-                    entry.used = time.monotonic()
-                    return entry
-                self.failures.check(revision)
-                self._supervisor.engine()
-                await self.queue.wait(revision, max(deadline - time.monotonic(), 0.0))
+            fetched = await self._loader.fetch(revision, has, self._wanted.digest(revision))
+            outcome = fetched.found
+            self._wanted.learn(fetched.manifest)
+            self.memory.wanted = frozenset(self.wanted())
+        except (LoadFailed, Unavailable) as error:
+            self.failures.add(revision, error)
+            raise
         finally:
-            self._waiting[revision] -= 1
-            if not self._waiting[revision]:
-                del self._waiting[revision]
+            FETCH_SECONDS.labels(has.base_name, outcome).observe(time.monotonic() - started)
+            self.memory.notify()
+        return fetched
 
-    async def _load(self, revision: str) -> None:
-        """The queue's work: one load at a time, so that room is counted by one reader."""
-        if revision in self._resident and not self._resident[revision].draining:
+    async def activate(self, fetched: Fetched, began: Callable[[], None]) -> None:
+        """The second stage of a load."""
+        revision = fetched.manifest.revision
+        if await self.memory.drained(revision) is not None:
             return
         engine = self._supervisor.engine()
-        self._notify()
-        started, outcome = time.monotonic(), "failed"
-        base = engine.capabilities().base_name
+        asked = False
         try:
-            loaded = await self._loader.load(revision, engine, self._make_room, self._wanted.get(revision))
-            if self._supervisor.running() is not engine:
-                raise EngineDown(f"the engine was restarted while {revision} was loading; try again")
-            self._resident[revision] = Resident(loaded)
-            self.failures.clear(revision)
-            outcome = "ready"
-            await self._pin(loaded)
-            self._on_ready(loaded)
+            async with self.memory.room(revision, fetched.manifest.adapter_bytes):
+                engine, asked = self._supervisor.engine(), True
+                began()
+                await self._activated(fetched, engine)
         except EngineDead as error:
             self._supervisor.dead(engine)
-            self.failures.killed(revision, error)
+            if asked:
+                self.failures.killed(revision, error)
             raise EngineDown(
                 f"the engine died while {revision} was loading and is being restarted; try again"
             ) from error
@@ -188,65 +206,54 @@ class Residency:
             self.failures.add(revision, error)
             raise
         finally:
-            LOAD_SECONDS.labels(base, outcome).observe(time.monotonic() - started)
-            self._notify()
+            self.memory.notify()
 
-    async def _make_room(self) -> None:
-        """Unload until one place is free. Raises QueueFull when every place stays pinned or in use."""
-        deadline = time.monotonic() + self._limits.room_wait_s
-        chosen: Resident | None = None
+    async def _activated(self, fetched: Fetched, engine: InferenceEngine) -> None:
+        revision = fetched.manifest.revision
+        started, outcome = time.monotonic(), "failed"
         try:
-            while len(self._resident) >= self._limits.capacity:
-                idle, busy = self._victims(idle=True), self._victims(idle=False)
-                if idle:
-                    await self._unload(idle[0])
-                    continue
-                if not busy or time.monotonic() >= deadline:
-                    raise QueueFull(f"all {self._limits.capacity} resident revisions are pinned or in use; try again")
-                if chosen is None:
-                    chosen = busy[0]
-                    chosen.draining = True
-                await self._wait_freed(min(deadline - time.monotonic(), 1.0))
+            loaded = await self._loader.activate(fetched, engine)
+            if self._supervisor.running() is not engine:
+                raise EngineDown(f"the engine was restarted while {revision} was loading; try again")
+            outcome = "ready"
         finally:
-            if chosen is not None:
-                chosen.draining = False
+            base = engine.capabilities().base_name
+            ACTIVATE_SECONDS.labels(base, outcome).observe(time.monotonic() - started)
+        self.memory.add(Resident(loaded, fetched.found))
+        self._slots.add(revision)
+        self.failures.clear(revision)
+        await self._pin(loaded)
+        self._on_ready(loaded)
 
-    def _victims(self, idle: bool) -> list[Resident]:
-        """Unpinned revisions, first to go first: what nobody wants, then the least recently used."""
-        found = []
-        for entry in self._resident.values():
-            busy = entry.holds > 0 or (self._waiting.get(entry.revision, 0) > 0 and not entry.draining)
-            if entry.revision not in self._pinned and busy != idle:
-                found.append(entry)
-        return sorted(found, key=lambda entry: (entry.revision in self._wanted, entry.used))
+    async def _held(self, revision: str, asker: Asker, wait_s: float | None) -> tuple[Resident, Tier]:
+        """And the tier that it was found in; a slot by the engine's own list when it was last asked."""
+        deadline = time.monotonic() + (self._limits.load_wait_s if wait_s is None else wait_s)
+        waited = False
+        with self.memory.awaited(revision):
+            while (entry := self.memory.hold(revision)) is None:
+                self.failures.check(revision)
+                self._supervisor.engine()
+                waited = True
+                await self.queue.wait(revision, max(deadline - time.monotonic(), 0.0), asker)
+        if waited:
+            return entry, entry.found
+        return entry, "slot" if revision in self._slots else "memory"
 
-    async def _unload(self, entry: Resident) -> None:
-        """Out of the table first, so that no request can start on what is leaving."""
-        del self._resident[entry.revision]
-        self._notify()
-        await entry.loaded.engine.unload(entry.revision)
-        logger.info("%s unloaded to make room", entry.revision)
-
-    async def _pin_residents(self) -> None:
-        for entry in list(self._resident.values()):
-            await self._pin(entry.loaded)
+    async def _preload(self, revision: str) -> None:
+        try:
+            entry, _ = await self._held(revision, Asker(PREWARM, _tenant_of(revision)), None)
+            self.memory.let_go(entry)
+        except Exception as error:
+            logger.warning("%s is desired but not loaded: %s", revision, error)
 
     async def _pin(self, loaded: Loaded) -> None:
         try:
-            await loaded.engine.pin(loaded.proof.revision, loaded.proof.revision in self._pinned)
+            await loaded.engine.pin(loaded.proof.revision, loaded.proof.revision in self.memory.pinned)
         except EngineDead:
             self._supervisor.dead(loaded.engine)
         except NotResident:
             self.forget(loaded)
 
-    async def _wait_freed(self, timeout_s: float) -> None:
-        self._freed.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._freed.wait()
-        except TimeoutError:
-            return
 
-    def _notify(self) -> None:
-        self._freed.set()
-        self.changed.set()
+def _tenant_of(revision: str) -> str:
+    return revision.partition("/")[0]

@@ -1,4 +1,4 @@
-"""The replica's internal HTTP: POST /internal/v1/sample and GET /internal/v1/residency.
+"""The replica's HTTP: POST /internal/v1/sample, GET /internal/v1/residency and the same as GET /v1/residency.
 
 Problems before the first chunk are answers with their own status; later ones are the stream's last
 line. Invariant: a client that goes away ends its generation and its hold, whatever it was waiting for.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
@@ -24,6 +25,8 @@ from shared.telemetry import span
 from shared.telemetry.spans import GENERATE
 
 logger = logging.getLogger(__name__)
+
+PUBLIC_RESIDENCY_PATH = "/v1/residency"
 
 
 def make_router(sampler: Sampler, status: Status, base: str) -> APIRouter:
@@ -43,6 +46,7 @@ def make_router(sampler: Sampler, status: Status, base: str) -> APIRouter:
             return Response(status_code=499)
         return _SampleResponse(sampling)
 
+    @router.get(PUBLIC_RESIDENCY_PATH)
     @router.get(wire.RESIDENCY_PATH)
     async def residency() -> dict[str, Any]:
         return await status.report()
@@ -63,8 +67,9 @@ def _decode(request: Request, body: bytes, base: str) -> SampleRequest:
 def _answer(problem: Problem) -> Response:
     headers = {}
     if problem.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(problem.retry_after_s)))
-    return JSONResponse(wire.error_body(problem.code, str(problem)), status_code=problem.status, headers=headers)
+        headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after_s)))
+    body = wire.error_body(problem.code, str(problem), problem.queue_position, problem.expected_wait_s)
+    return JSONResponse(body, status_code=problem.status, headers=headers)
 
 
 async def _unless_gone(request: Request, opening: Coroutine[Any, Any, Sampling]) -> Sampling | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from services.serving.fetch import AdapterFiles
@@ -14,7 +14,7 @@ from services.serving.supervise import Supervisor
 from shared.bases import Base
 from shared.engine.port import Capabilities, EngineDead, ResidentAdapter
 from shared.residency import FailedRevision, ReadyRevision, Replica
-from shared.telemetry.metrics import LOADS_WAITING, RESIDENT
+from shared.telemetry.metrics import LOADS_IN_FLIGHT, LOADS_WAITING, RESIDENT, RESIDENT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,10 @@ class Status:
             prewarming=tuple(self._residency.prewarming()),
             failed=tuple(FailedRevision(revision=revision, reason=reason[:300]) for revision, reason in failed),
             in_flight=self._sampler.in_flight,
+            waiting=self._sampler.waiting,
+            loads=len(self._residency.queue.waiting()),
+            structured_output=self._has.structured_output,
+            tools=self._has.tools,
             at=time.time(),
         )
 
@@ -80,6 +84,7 @@ class Status:
             "engine": "up" if self._supervisor.running() else self._supervisor.reason,
             "restarts": self._supervisor.restarts,
             "in_flight": self._sampler.in_flight,
+            "waiting": self._sampler.waiting,
             "slot": [adapter.revision for adapter in resident if adapter.in_slot],
             "memory": [
                 {
@@ -93,7 +98,7 @@ class Status:
             ],
             "disk": self._files.on_disk(),
             "wanted": self._residency.wanted(),
-            "queue": self._residency.queue.waiting(),
+            "loads": [asdict(view) for view in self._residency.queue.views()],
             "failed": self._residency.failures.given_up(),
         }
 
@@ -101,17 +106,27 @@ class Status:
         """Set the gauges from the engine's own list, so that an idle resident counts like a busy one."""
         base = self._identity.base.name
         resident = await self._resident()
+        on_disk, disk_bytes = self._files.size()
         RESIDENT.labels(base, "slot").set(sum(adapter.in_slot for adapter in resident))
         RESIDENT.labels(base, "memory").set(len(resident))
-        RESIDENT.labels(base, "disk").set(len(self._files.on_disk()))
-        LOADS_WAITING.labels(base).set(len(self._residency.queue.waiting()))
+        RESIDENT.labels(base, "disk").set(on_disk)
+        RESIDENT_BYTES.labels(base, "memory").set(sum(adapter.bytes for adapter in resident))
+        RESIDENT_BYTES.labels(base, "disk").set(disk_bytes)
+        stages = self._residency.queue.stages()
+        LOADS_WAITING.labels(base).set(stages["queued"] + stages["fetched"])
+        for stage in ("fetching", "activating"):
+            LOADS_IN_FLIGHT.labels(base, stage).set(stages[stage])
 
     async def _resident(self) -> list[ResidentAdapter]:
+        """The engine's own list, which the working set is made to agree with."""
         engine = self._supervisor.running()
         if engine is None:
             return []
+        before = self._residency.residents()
         try:
-            return await engine.resident()
+            listed = await engine.resident()
+            self._residency.reconcile(before, listed)
+            return listed
         except EngineDead:
             self._supervisor.dead(engine)
         except Exception as error:

@@ -21,6 +21,15 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
+class Grammar:
+    """What a completion must be, whole: a JSON value that fits a schema (`text` is the schema as JSON), or a
+    text that matches a regular expression."""
+
+    kind: Literal["json_schema", "regex"]
+    text: str
+
+
+@dataclass(frozen=True)
 class SamplingSettings:
     """How to draw tokens. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 switch the filter off.
 
@@ -42,11 +51,14 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
 class SampleRequest:
     """One prompt, n sequences. `revision` is `tenant/policy@N`, or None for the base model.
+    `tenant` is who asks (empty: the system itself), for fair shares and limits; `wait_s` bounds the wait
+    for the first token, queues and loads included (None: the replica's own bound).
 
     Sequence i draws with a seed derived from (`seed`, i) alone, so that sequences never share a stream
     and the same request gives the same sequences in any batch. A lower `priority` runs earlier.
@@ -59,6 +71,8 @@ class SampleRequest:
     n: int = 1
     seed: int | None = None
     priority: int = 0
+    tenant: str = ""
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +135,9 @@ class Capabilities:
     penalties: bool = True
     logit_bias: bool = True
     max_logprobs: int = 20
+    structured_output: bool = False
+    tools: bool = False
+    preemption: bool = False
 
 
 class EngineError(Exception):

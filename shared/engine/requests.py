@@ -59,6 +59,7 @@ def _check_settings(settings: SamplingSettings, has: Capabilities, vocab_size: i
             settings.presence_penalty or settings.frequency_penalty,
         ),
         ("logit_bias", has.logit_bias, bool(settings.logit_bias)),
+        ("structured output (json_schema, regex)", has.structured_output, settings.grammar is not None),
     ):
         if used and not declared:
             raise ValueError(f"engine {has.name} has no {name}")

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from shared.engine.port import SampleChunk, SampleRequest
 
+INTERACTIVE, PREWARM, BACKGROUND = 0, 5, 10
+"""`SampleRequest.priority`: people who wait, what will be wanted soon, and work that nobody watches."""
+
 
 @dataclass(frozen=True)
 class Served:

@@ -19,10 +19,7 @@ from shared.engine.port import SampleRequest
 from shared.errors import Fatal, Refused, Retryable
 from shared.sampling.port import Sampled, Sampler, Served
 
-__all__ = ["BACKGROUND_PRIORITY", "ProvedSampler", "gather_bounded", "require_served"]
-
-BACKGROUND_PRIORITY = 10
-"""Behind user traffic, which asks with 0."""
+__all__ = ["ProvedSampler", "gather_bounded", "require_served"]
 
 T = TypeVar("T")
 R = TypeVar("R")

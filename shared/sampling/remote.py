@@ -1,8 +1,8 @@
 """Sampling over HTTP: the replica that answers is chosen from those that announce themselves.
 
-Rule: any replica on which the revision is ready (every one, for the base), least in flight first; if
-it is ready nowhere, the least busy one of that base loads it. Invariant: an answer is passed on only
-if it names the base and the revision that were asked for.
+In flows a request for a base and a revision; out flow what served it and its chunks. The rule is in
+`routing.py`. Invariant: a request of which nothing was passed on is asked elsewhere when its replica is lost
+or full, at most `TRIES` replicas in all; once its first chunk is out, it is never begun again.
 """
 
 from __future__ import annotations
@@ -10,51 +10,93 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable
+import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import httpx
-from pydantic import ValidationError
 
 from shared.bus.bus import Bus
-from shared.engine.port import SampleChunk, SampleRequest
-from shared.errors import Outage, Refused, Retryable
+from shared.engine.port import SampleRequest
+from shared.errors import Busy, Outage, Retryable
 from shared.residency import Replica
-from shared.sampling import wire
+from shared.sampling import routing, wire
 from shared.sampling.collect import collect
 from shared.sampling.directory import ReplicaDirectory
-from shared.sampling.port import Sampled, SampleStream, Served
-from shared.telemetry import current_traceparent, span
+from shared.sampling.exchange import Exchange, ReplicaLost
+from shared.sampling.ledger import Ledger
+from shared.sampling.port import Sampled, SampleStream
+from shared.telemetry import span
 from shared.telemetry.spans import SAMPLE
 
-logger = logging.getLogger(__name__)
+__all__ = ["TRIES", "RemoteSampler", "ReplicaLost"]
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 TRIES = 3
 """Replicas asked for one sample before the caller is told to come back."""
 
-LOOK_EVERY_S = 3.0
-"""How often a wait for a silent replica checks that it still announces itself."""
-
-_TIMEOUT = httpx.Timeout(None, connect=5.0)
+REPORT_WAIT_S = 3.0
+"""How long a replica has to report its residency."""
 
 
-class ReplicaLost(Retryable):
-    """The connection broke or was refused, or the replica stopped announcing itself."""
+@dataclass
+class _Search:
+    """One request on its way to a replica: whom it asked and what they said. `until` ends the caller's wait for
+    the first token, on the monotonic clock."""
+
+    base: str
+    request: SampleRequest
+    until: float | None
+    tried: set[str] = field(default_factory=set)
+    troubles: list[Retryable] = field(default_factory=list)
+
+    def over(self) -> bool:
+        waited = self.until is not None and time.monotonic() >= self.until
+        return len(self.tried) >= TRIES or (bool(self.tried) and waited)
+
+    def asked(self) -> SampleRequest:
+        """The request, with what is left of the wait."""
+        if self.until is None or not self.troubles:
+            return self.request
+        return replace(self.request, wait_s=max(self.until - time.monotonic(), 0.0))
+
+    def failed(self, error: Retryable) -> None:
+        """Raises what no other replica would mend: a limit is the tenant's wherever it asks, and a load that is
+        under way goes on."""
+        if isinstance(error, Busy) and (error.status == 429 or error.code == "loading"):
+            raise error
+        self.troubles.append(error)
+        level = logging.INFO if isinstance(error, Busy) else logging.WARNING
+        logger.log(level, "request %s: %s", self.request.request_id, error)
+
+    def verdict(self) -> Retryable:
+        busy = [trouble for trouble in self.troubles if isinstance(trouble, Busy)]
+        if busy:
+            return min(busy, key=lambda b: float("inf") if b.delay_s is None else b.delay_s)
+        if self.troubles:
+            return self.troubles[-1]
+        return Outage(f"no serving replica of {self.base} is alive; start one, or wait until it announces itself")
 
 
 class RemoteSampler:
     """`Sampler` over the replicas of the bus. The directory starts with the first sample at the
     latest; give one to share it, and stop the sampler (or the shared directory) at the end."""
 
-    def __init__(self, bus: Bus, http: httpx.AsyncClient, directory: ReplicaDirectory | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        http: httpx.AsyncClient,
+        directory: ReplicaDirectory | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.directory = directory or ReplicaDirectory(bus)
         self._owns_directory = directory is None
         self._http = http
         self._turn = itertools.count()
-        self._asked: dict[str, int] = {}
+        self._ledger = ledger or Ledger()
 
     async def start(self) -> None:
         await self.directory.start()
@@ -64,144 +106,94 @@ class RemoteSampler:
             await self.directory.stop()
 
     async def sample(self, base: str, request: SampleRequest) -> Sampled:
-        """Everything at once; another replica is asked when one is lost on the way."""
-        for last in _tries():
-            try:
-                async with self.stream(base, request) as stream:
+        """Everything at once; another replica is asked when one is lost on the way, since nothing was passed on."""
+        search = _search(base, request)
+        while True:
+            async with self._answer(search) as stream:
+                try:
                     return await collect(stream, request)
-            except ReplicaLost as error:
-                if last:
-                    raise
-                logger.warning("request %s: %s; asking another", request.request_id, error)
-        raise AssertionError("there is at least one try")
+                except ReplicaLost as error:
+                    search.failed(error)
 
     @asynccontextmanager
     async def stream(self, base: str, request: SampleRequest) -> AsyncIterator[SampleStream]:
-        """Chunks as they come. Raises Refused and Retryable like `Sampler`; a replica that is lost
-        later ends the iteration with Retryable."""
-        await self.directory.start()
-        with span(SAMPLE, attributes={"mint.revision": request.revision, "mint.request_id": request.request_id}):
-            replica, response = await self._open(base, request)
-        try:
-            lines = response.aiter_lines()
-            served = await self._served(replica, lines, base, request)
-            yield SampleStream(served, self._chunks(replica, lines))
-        finally:
-            self._asked[replica.replica] -= 1
-            await response.aclose()
+        """Chunks as they come; the first is there when the context is entered. Raises Refused and Retryable like
+        `Sampler`; a replica that is lost later ends the iteration with ReplicaLost."""
+        async with self._answer(_search(base, request)) as stream:
+            yield stream
 
-    async def _open(self, base: str, request: SampleRequest) -> tuple[Replica, httpx.Response]:
-        """A replica that answered 200 and its open response; its place in `_asked` is taken."""
-        tried: set[str] = set()
-        trouble: Retryable | None = None
-        for _ in range(TRIES):
-            replica = self._pick(base, request.revision, tried)
-            if replica is None:
-                break
-            tried.add(replica.replica)
-            self._asked[replica.replica] = self._asked.get(replica.replica, 0) + 1
+    async def residency(self, base: str | None = None) -> list[dict[str, Any]]:
+        """What each live replica (of one base) reports of its tiers, by name; {"replica", "error"} for one that
+        does not answer."""
+        await self.directory.start()
+        return await asyncio.gather(*(self._report(replica) for replica in self.directory.replicas(base)))
+
+    @asynccontextmanager
+    async def _answer(self, search: _Search) -> AsyncIterator[SampleStream]:
+        await self.directory.start()
+        request = search.request
+        with span(SAMPLE, attributes={"mint.revision": request.revision, "mint.request_id": request.request_id}):
+            replica, exchange = await self._open(search)
+        try:
+            yield SampleStream(exchange.served, exchange.chunks())
+        finally:
+            await self._close(replica, request.revision, exchange)
+
+    async def _open(self, search: _Search) -> tuple[Replica, Exchange]:
+        """A replica of which the first chunk is there; its place in the ledger is taken."""
+        revision = search.request.revision
+        while (replica := self._next(search)) is not None:
+            search.tried.add(replica.replica)
+            self._ledger.enter(replica, revision)
+            exchange = Exchange(self._http, replica, self.directory.is_alive)
             try:
-                return replica, await self._post(replica, base, request)
+                await exchange.open(search.base, search.asked())
             except BaseException as error:
-                self._asked[replica.replica] -= 1
+                await self._close(replica, revision, exchange)
                 if not isinstance(error, Retryable):
                     raise
-                trouble = error
-        if trouble is not None:
-            raise trouble
-        raise Outage(f"no serving replica of {base} is alive; start one, or wait until it announces itself")
+                search.failed(error)
+            else:
+                return replica, exchange
+        raise search.verdict()
 
-    def _pick(self, base: str, revision: str | None, tried: set[str]) -> Replica | None:
-        alive = [replica for replica in self.directory.replicas(base) if replica.replica not in tried]
-        ready = [r for r in alive if revision is None or any(found.revision == revision for found in r.ready)]
-        turn = next(self._turn)
-        candidates = ready or alive
-        if not candidates:
+    def _next(self, search: _Search) -> Replica | None:
+        if search.over():
             return None
-        rotated = candidates[turn % len(candidates) :] + candidates[: turn % len(candidates)]
-        return min(rotated, key=lambda r: max(r.in_flight, self._asked.get(r.replica, 0)))
+        alive = self.directory.replicas()
+        self._ledger.hear(alive)
+        replicas = _able([replica for replica in alive if replica.base == search.base], search.request)
+        revision = search.request.revision
+        mine = self._ledger.mine(replicas, revision)
+        ordered = routing.order(replicas, revision, mine, search.tried, next(self._turn))
+        return ordered[0] if ordered else None
 
-    async def _post(self, replica: Replica, base: str, request: SampleRequest) -> httpx.Response:
-        headers = {"content-type": "application/json"}
-        if (traceparent := current_traceparent()) is not None:
-            headers["traceparent"] = traceparent
-        prepared = self._http.build_request(
-            "POST",
-            replica.url.rstrip("/") + wire.SAMPLE_PATH,
-            params={"base": base},
-            content=wire.encode_request(request),
-            headers=headers,
-            timeout=_TIMEOUT,
-        )
-        response = await self._from(replica, self._http.send(prepared, stream=True))
-        if response.status_code == 200:
-            return response
+    async def _close(self, replica: Replica, revision: str | None, exchange: Exchange) -> None:
+        self._ledger.hear(self.directory.replicas())
+        self._ledger.leave(replica, revision)
+        if exchange.broken:
+            self._ledger.put_aside(replica)
+        await exchange.close()
+
+    async def _report(self, replica: Replica) -> dict[str, Any]:
+        url = replica.url.rstrip("/") + wire.RESIDENCY_PATH
         try:
-            body = await self._from(replica, response.aread())
-        finally:
-            await response.aclose()
-        raise _refusal(replica, response, body)
-
-    async def _served(self, replica: Replica, lines: AsyncIterator[str], base: str, request: SampleRequest) -> Served:
-        line = await self._line(replica, lines)
-        served = line.served if line is not None else None
-        if served is None:
-            raise ReplicaLost(f"replica {replica.replica} did not say what served the request")
-        if served.base != base or served.revision != request.revision:
-            raise Retryable(
-                f"replica {replica.replica} served {served.revision or served.base} instead of "
-                f"{request.revision or base}; its answer was dropped"
-            )
-        return served
-
-    async def _chunks(self, replica: Replica, lines: AsyncIterator[str]) -> AsyncIterator[SampleChunk]:
-        while True:
-            line = await self._line(replica, lines)
-            if line is None:
-                raise ReplicaLost(f"the answer of replica {replica.replica} was cut off; ask again")
-            if line.done:
-                return
-            if line.error is not None:
-                raise ReplicaLost(f"replica {replica.replica} broke off: {line.error.message}")
-            if line.chunk is not None:
-                yield line.chunk
-
-    async def _line(self, replica: Replica, lines: AsyncIterator[str]) -> wire.Line | None:
-        text = await self._from(replica, anext(lines, None))
-        try:
-            return None if text is None else wire.decode_line(text)
-        except ValidationError as error:
-            raise ReplicaLost(f"replica {replica.replica} sent a line that is cut or not understood") from error
-
-    async def _from(self, replica: Replica, waiting: Awaitable[T]) -> T:
-        """Await the replica for as long as it announces itself; loads and queues may take their time."""
-        task = asyncio.ensure_future(waiting)
-        try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=LOOK_EVERY_S)
-                if not task.done() and not self.directory.is_alive(replica):
-                    raise ReplicaLost(f"replica {replica.replica} stopped announcing itself; ask again")
-            return task.result()
-        except httpx.HTTPError as error:
-            raise ReplicaLost(f"replica {replica.replica} at {replica.url} was lost: {error!r}") from error
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            async with asyncio.timeout(REPORT_WAIT_S):
+                answer = await self._http.get(url, timeout=None)
+            report: dict[str, Any] = {**answer.raise_for_status().json()}
+        except TimeoutError:
+            return {"replica": replica.replica, "error": f"no answer from {url} within {REPORT_WAIT_S:.0f} s"}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
+            return {"replica": replica.replica, "error": f"no report from {url}: {error!r}"}
+        return report
 
 
-def _refusal(replica: Replica, response: httpx.Response, body: bytes) -> Refused | Retryable:
-    """What the answer means: Refused for what a retry cannot mend, Retryable for the rest."""
-    try:
-        error = wire.WireError.model_validate(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        error = wire.WireError(code="internal", message=body[:200].decode(errors="replace"))
-    if response.status_code in (400, 404, 409) and error.code != "wrong_base":
-        return Refused(error.message, error.code, error.near, response.status_code)
-    after = response.headers.get("Retry-After", "")
-    delay = float(after) if after.isdigit() else None
-    return Retryable(f"replica {replica.replica}: {error.message}", delay_s=delay)
+def _search(base: str, request: SampleRequest) -> _Search:
+    return _Search(base, request, None if request.wait_s is None else time.monotonic() + request.wait_s)
 
 
-def _tries() -> list[bool]:
-    return [attempt == TRIES - 1 for attempt in range(TRIES)]
+def _able(replicas: list[Replica], request: SampleRequest) -> list[Replica]:
+    """Those that have what the request needs; all when none has, so that one says what is missing."""
+    if request.settings.grammar is None:
+        return replicas
+    return [replica for replica in replicas if replica.structured_output] or replicas

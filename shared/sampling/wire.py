@@ -45,6 +45,7 @@ ErrorCode = Literal[
     "queue_full",
     "unavailable",
     "engine_down",
+    "rate_limited",
     "internal",
 ]
 
@@ -63,6 +64,8 @@ class WireError(_Message):
     code: str
     message: str
     near: list[str] = Field(default_factory=list)
+    queue_position: int | None = None
+    expected_wait_s: float | None = None
 
 
 class Line(_Message):
@@ -105,9 +108,12 @@ def encode_error(code: ErrorCode, message: str) -> bytes:
     return _line(Line(error=WireError(code=code, message=message)))
 
 
-def error_body(code: ErrorCode, message: str) -> dict[str, Any]:
+def error_body(
+    code: ErrorCode, message: str, queue_position: int | None = None, expected_wait_s: float | None = None
+) -> dict[str, Any]:
     """The body of an answer that never became a stream."""
-    return {"error": {"code": code, "message": message}}
+    error = WireError(code=code, message=message, queue_position=queue_position, expected_wait_s=expected_wait_s)
+    return {"error": error.model_dump(exclude_none=True, exclude_defaults=True)}
 
 
 def decode_line(line: str | bytes) -> Line:

@@ -103,12 +103,51 @@ STEP_FIGURES = {
     ),
 }
 
-LOAD_SECONDS = Histogram(
-    "mint_revision_load_seconds", "Time of one cold load", ["base", "outcome"], buckets=_SECONDS, registry=REGISTRY
+FETCH_SECONDS = Histogram(
+    "mint_revision_fetch_seconds",
+    "Time of a cold load's first stage, by where the files were found: disk, catalog, failed",
+    ["base", "outcome"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+ACTIVATE_SECONDS = Histogram(
+    "mint_revision_activate_seconds",
+    "Time that a cold load keeps the engine busy: ready, failed",
+    ["base", "outcome"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
 )
 LOADS_WAITING = Gauge("mint_revision_loads_waiting", "Cold loads in the queue", ["base"], registry=REGISTRY)
+LOADS_IN_FLIGHT = Gauge(
+    "mint_revision_loads_in_flight", "Cold loads by what is done for them now", ["base", "stage"], registry=REGISTRY
+)
+HOLDS = Counter(
+    "mint_revision_holds_total",
+    "Requests that held a revision, by the tier that it was found in: slot, memory, disk, catalog",
+    ["base", "tier"],
+    registry=REGISTRY,
+)
 RESIDENT = Gauge("mint_revisions_resident", "Revisions by tier in this replica", ["base", "tier"], registry=REGISTRY)
-IN_FLIGHT = Gauge("mint_samples_in_flight", "Sample requests that run now", ["base"], registry=REGISTRY)
+RESIDENT_BYTES = Gauge(
+    "mint_revisions_resident_bytes", "Adapter bytes by tier in this replica", ["base", "tier"], registry=REGISTRY
+)
+IN_FLIGHT = Gauge("mint_samples_in_flight", "Sample requests that a replica has", ["base"], registry=REGISTRY)
+SAMPLES_WAITING = Gauge(
+    "mint_samples_waiting", "Sample requests that wait for a turn in the engine", ["base", "class"], registry=REGISTRY
+)
+SAMPLE_WAIT_SECONDS = Histogram(
+    "mint_sample_wait_seconds",
+    "Time that a sample request waited for its turn",
+    ["base", "class"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+SAMPLES_REFUSED = Counter(
+    "mint_samples_refused_total",
+    "Sample requests refused by a bound: rate, concurrency, queue",
+    ["base", "reason"],
+    registry=REGISTRY,
+)
 
 RUNS = Gauge("mint_runs", "Runs by state", ["state"], registry=REGISTRY)
 OUTBOX_WAITING = Gauge("mint_outbox_waiting", "Outbox rows not yet acknowledged by the bus", registry=REGISTRY)

@@ -13,7 +13,9 @@ import httpx
 import nats
 import pytest
 
+from services.serving.limits import Bound, LimitSettings, RequestLimits
 from services.serving.replica import ServingReplica
+from services.serving.turns import TurnBounds, Turns
 from shared.bus import Bus, Table, table_for
 from shared.engine.port import SamplingSettings
 from shared.errors import Refused, Retryable
@@ -58,11 +60,17 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(stage: Stage, healthy: bool = True) -> AsyncIterator[Served]:
-    """The stage's replica behind the service shell's own HTTP server."""
+async def serving(
+    stage: Stage, healthy: bool = True, turns: TurnBounds | None = None, requests: LimitSettings | None = None
+) -> AsyncIterator[Served]:
+    """The stage's replica behind the service shell's own HTTP server, with other bounds where they are given."""
     listener = socket.create_server(("127.0.0.1", 0))
     stage.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     replica, health = stage.replica(), Health("serving")
+    if turns is not None:
+        replica.sampler._turns = Turns(turns)
+    if requests is not None:
+        replica.sampler._limits = RequestLimits(requests)
     async with HttpServer(health, listener) as server:
         for router in replica.routers:
             server.app.include_router(router)
@@ -147,6 +155,79 @@ async def test_statuses_and_codes(stage: Stage, http: httpx.AsyncClient) -> None
         assert (await http.get(f"{served.url}/healthz")).status_code == 503
 
 
+async def test_a_callers_own_limit_is_429_and_retry_after_says_when(stage: Stage, http: httpx.AsyncClient) -> None:
+    async with serving(stage, requests=LimitSettings(tenant=Bound(rate=0.1))) as served:
+
+        async def post(tenant: str) -> httpx.Response:
+            return await http.post(served.url + wire.SAMPLE_PATH, content=wire.encode_request(ask(tenant=tenant)))
+
+        assert (await post("acme")).status_code == 200
+        refused = await post("acme")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "10")
+        assert refused.json()["error"]["code"] == "rate_limited"
+        assert "acme may send 0.1 requests per second" in refused.json()["error"]["message"]
+        assert (await post("other")).status_code == 200
+        assert [(await post("")).status_code for _ in range(3)] == [200, 200, 200]
+
+
+async def test_a_full_queue_is_503_with_position_and_expected_wait(stage: Stage, http: httpx.AsyncClient) -> None:
+    async with serving(stage, turns=TurnBounds(running=1, waiting=2)) as served:
+        url, turns = served.url + wire.SAMPLE_PATH, served.replica.sampler._turns
+
+        async def post(**changes: object) -> httpx.Response:
+            return await http.post(url, content=wire.encode_request(ask(**changes)))  # type: ignore[arg-type]
+
+        stage.controls.token_gate.clear()
+        accepted = [asyncio.create_task(post()) for _ in range(3)]
+        await until(lambda: turns.waiting == 2)
+        refused = await post()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        assert refused.json()["error"]["queue_position"] == 3
+        assert int(refused.headers["Retry-After"]) >= 1
+        replica = served.replica.status.replica()
+        assert replica is not None
+        assert (replica.in_flight, replica.waiting) == (3, 2)
+        stage.controls.token_gate.set()
+        assert [(await answer).status_code for answer in accepted] == [200, 200, 200]
+        stage.controls.token_gate.clear()
+        accepted = [asyncio.create_task(post()) for _ in range(2)]
+        await until(lambda: turns.waiting == 1)
+        # As if the last turn had come 10 s after the one before.
+        turns._pace.clear()
+        turns._pace.extend((turns._clock() - 10.0, turns._clock()))
+        late = await post(wait_s=0.05)
+        assert (late.status_code, late.json()["error"]["queue_position"]) == (503, 2)
+        assert late.json()["error"]["expected_wait_s"] >= 20
+        assert int(late.headers["Retry-After"]) >= late.json()["error"]["expected_wait_s"]
+        stage.controls.token_gate.set()
+        assert [(await answer).status_code for answer in accepted] == [200, 200]
+
+
+async def test_a_client_that_leaves_while_it_waits_for_its_turn_frees_its_place(
+    stage: Stage, http: httpx.AsyncClient
+) -> None:
+    await stage.add("acme/adder@1")
+    async with serving(stage, turns=TurnBounds(running=1), requests=LimitSettings(Bound(concurrency=2))) as served:
+        url, turns = served.url + wire.SAMPLE_PATH, served.replica.sampler._turns
+
+        def post() -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(http.post(url, content=wire.encode_request(ask("acme/adder@1", tenant="acme"))))
+
+        stage.controls.token_gate.clear()
+        first, leaving = post(), post()
+        await until(lambda: turns.waiting == 1)
+        assert (await post()).status_code == 429
+        leaving.cancel()
+        await until(lambda: turns.waiting == 0)
+        await until(lambda: served.replica.sampler.in_flight == 1)
+        next_one = post()
+        await until(lambda: turns.waiting == 1)
+        stage.controls.token_gate.set()
+        assert [(await answer).status_code for answer in (first, next_one)] == [200, 200]
+        await until(lambda: [entry.holds for entry in served.replica.residency.residents()] == [0])
+        assert (served.replica.sampler.in_flight, turns.running) == (0, 0)
+
+
 async def test_what_the_sampler_raises(stage: Stage, sampler: RemoteSampler) -> None:
     await sampler.start()
     with pytest.raises(Retryable, match="no serving replica of mini/llama is alive"):
@@ -171,7 +252,9 @@ async def test_residency_is_reported_by_tier(stage: Stage, http: httpx.AsyncClie
     await stage.desire("acme/adder@1", pinned=("acme/adder@1",))
     async with serving(stage) as served:
         report = (await http.get(served.url + wire.RESIDENCY_PATH)).json()
+        public = (await http.get(f"{served.url}/v1/residency")).json()
         metrics = (await http.get(f"{served.url}/metrics")).text
+    assert public == report
     assert [entry["revision"] for entry in report["memory"]] == ["acme/adder@1"]
     assert (report["memory"][0]["pinned"], report["disk"]) == (True, [manifest.adapter_sha256])
     assert report["wanted"] == ["acme/adder@1"]
@@ -203,7 +286,7 @@ async def test_a_client_that_leaves_while_its_revision_loads_lets_go(stage: Stag
         await until(lambda: stage.controls.loads)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
-        await until(lambda: not served.replica.residency._waiting)
+        await until(lambda: served.replica.sampler.in_flight == 0)
         stage.controls.load_gate.set()
         await until(lambda: [entry.holds for entry in served.replica.residency.residents()] == [0])
 
@@ -290,7 +373,7 @@ async def test_a_restarted_bus_is_told_again(stage: Stage, nats_server: NatsServ
     async with serving(stage) as served:
         await _seen(sampler, 1)
         nats_server.kill()
-        await served.replica.residency.preload("acme/adder@1")
+        await served.replica.residency.preload(["acme/adder@1"])
         await asyncio.to_thread(nats_server.restart)
         await until(lambda: sampler.directory.ready(BASE_NAME, "acme/adder@1"), timeout_s=15)
         await stage.desire("acme/adder@2")

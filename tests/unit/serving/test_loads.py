@@ -1,4 +1,4 @@
-"""Cold loads: shared, first come first served, bounded, and whole or not there."""
+"""Cold loads of a whole replica: shared, bounded, and whole or not there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from services.serving.errors import LoadFailed, Loading, QueueFull, Unavailable, UnknownRevision, WrongBase
-from services.serving.loads import LoadQueue
 from shared.adapters import layout
 from shared.engine.port import LoadReport
 from tests.serving_kit import Stage, ask, make_base, running, tokens, until
@@ -37,28 +36,6 @@ async def test_50_concurrent_first_requests_are_one_fetch_and_one_load(stage: St
     assert stage.catalog.asked == {"acme/adder@1": 1}
 
 
-async def test_loads_run_one_at_a_time_in_order_of_arrival() -> None:
-    order: list[str] = []
-    running_now = 0
-
-    async def load(revision: str) -> None:
-        nonlocal running_now
-        running_now += 1
-        assert running_now == 1
-        await asyncio.sleep(0)
-        order.append(revision)
-        running_now -= 1
-
-    queue = LoadQueue(load, 10)
-    waiting = [asyncio.create_task(queue.wait(name, 5)) for name in ("c", "a", "c", "b", "a")]
-    await asyncio.sleep(0)
-    assert queue.waiting() == ["c", "a", "b"]
-    queue.start()
-    await asyncio.gather(*waiting)
-    await queue.stop()
-    assert order == ["c", "a", "b"]
-
-
 async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(stage: Stage) -> None:
     for number in (1, 2, 3):
         await stage.add(f"acme/adder@{number}")
@@ -68,7 +45,8 @@ async def test_a_full_queue_refuses_at_once_and_serves_those_it_took(stage: Stag
         await until(lambda: len(replica.residency.queue.waiting()) == 2)
         with pytest.raises(QueueFull) as refused:
             await tokens(replica, ask("acme/adder@3"))
-        assert refused.value.retry_after_s
+        assert (refused.value.queue_position, refused.value.expected_wait_s) == (3, 3.0)
+        assert refused.value.retry_after_s == 3.0
         stage.controls.load_gate.set()
         assert all(await asyncio.gather(*taken))
 
@@ -91,8 +69,9 @@ async def test_a_wait_that_takes_too_long_is_answered_while_the_load_goes_on(sta
     await stage.add("acme/adder@1")
     async with running(stage.replica(load_wait_s=0.05)) as replica:
         stage.controls.load_gate.clear()
-        with pytest.raises(Loading):
+        with pytest.raises(Loading) as late:
             await tokens(replica, ask("acme/adder@1"))
+        assert (late.value.queue_position, late.value.expected_wait_s) == (1, 1.0)
         stage.controls.load_gate.set()
         await until(lambda: not replica.residency.queue.waiting())
         assert await tokens(replica, ask("acme/adder@1"))
@@ -245,8 +224,7 @@ async def test_while_the_catalog_is_away_a_resident_revision_serves_and_a_cold_o
 
 async def test_the_disk_tier_is_bounded_and_keeps_what_the_engine_holds(stage: Stage) -> None:
     manifests = [await stage.add(f"acme/adder@{n}") for n in (1, 2, 3)]
-    async with running(stage.replica(capacity=1)) as replica:
-        replica.files._max_bytes = manifests[0].adapter_bytes * 2
+    async with running(stage.replica(capacity=1, disk_bytes=manifests[0].adapter_bytes * 2)) as replica:
         for number in (1, 2, 3):
             await tokens(replica, ask(f"acme/adder@{number}"))
         assert replica.files.on_disk() == [manifests[1].adapter_sha256, manifests[2].adapter_sha256]

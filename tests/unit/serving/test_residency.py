@@ -10,7 +10,8 @@ from prometheus_client import generate_latest
 
 from services.serving.errors import LoadFailed, QueueFull
 from shared.residency import REPLICAS_BUCKET, Replica
-from shared.telemetry.metrics import REGISTRY
+from shared.sampling.port import BACKGROUND, INTERACTIVE
+from shared.telemetry.metrics import HOLDS, REGISTRY
 from tests.serving_kit import Stage, ask, make_base, running, tokens, until
 
 
@@ -29,7 +30,7 @@ async def test_what_is_desired_is_loaded_by_priority_before_the_replica_is_healt
         await stage.add(f"acme/adder@{number}")
     await stage.desire("acme/adder@3", "acme/adder@1", "acme/adder@2")
     stage.controls.load_gate.clear()
-    async with running(stage.replica(), healthy=False) as replica:
+    async with running(stage.replica(fetches=1), healthy=False) as replica:
         await until(lambda: stage.controls.loads)
         assert "acme/adder@3" in str(replica.healthy())
         assert _ready(stage) == []
@@ -229,3 +230,86 @@ async def test_a_revision_that_the_engine_dropped_by_itself_is_loaded_again(stag
         await stage.controls.engines[-1].unload("acme/adder@1")
         assert await tokens(replica, ask("acme/adder@1")) == first
     assert stage.controls.loads == {"acme/adder@1": 2}
+
+
+async def test_holds_are_counted_by_the_tier_that_the_revision_was_found_in(stage: Stage) -> None:
+    await stage.add("acme/adder@1")
+    await stage.add("acme/adder@2")
+    base = stage.base.name
+    before = {tier: HOLDS.labels(base, tier)._value.get() for tier in ("slot", "memory", "disk", "catalog")}
+    async with running(stage.replica(capacity=1)) as replica:
+        for number in (1, 1, 2, 1):
+            await tokens(replica, ask(f"acme/adder@{number}"))
+        replica.residency.reconcile([], [])
+        await tokens(replica, ask("acme/adder@1"))
+    after = {tier: HOLDS.labels(base, tier)._value.get() for tier in before}
+    assert {tier: after[tier] - before[tier] for tier in before} == {"slot": 1, "memory": 1, "disk": 1, "catalog": 2}
+
+
+async def test_what_the_engine_lists_no_more_leaves_the_announcement_and_what_came_meanwhile_stays(
+    stage: Stage,
+) -> None:
+    await stage.add("acme/adder@1")
+    await stage.add("acme/adder@2")
+    async with running(stage.replica()) as replica:
+        await tokens(replica, ask("acme/adder@1"))
+        before = replica.residency.residents()
+        await tokens(replica, ask("acme/adder@2"))
+        replica.residency.reconcile(before, [])
+        assert [entry.revision for entry in replica.residency.residents()] == ["acme/adder@2"]
+        await stage.controls.engines[-1].unload("acme/adder@2")
+        await replica.status.measure()
+        assert replica.residency.residents() == []
+
+
+async def test_the_announcement_and_the_report_tell_loads_and_who_waits(stage: Stage) -> None:
+    await stage.add("acme/adder@1")
+    await stage.add("acme/adder@2")
+    async with running(stage.replica()) as replica:
+        stage.controls.load_gate.clear()
+        asking = [asyncio.create_task(tokens(replica, ask("acme/adder@1"))) for _ in range(2)]
+        await until(lambda: stage.controls.loads)
+        asking.append(asyncio.create_task(tokens(replica, ask("acme/adder@2", priority=BACKGROUND))))
+        await until(lambda: replica.residency.queue.stages()["fetched"])
+        announced = replica.status.replica()
+        report = await replica.status.report()
+        await replica.status.measure()
+        metrics = generate_latest(REGISTRY).decode()
+        stage.controls.load_gate.set()
+        await asyncio.gather(*asking)
+    assert announced is not None
+    assert (announced.in_flight, announced.waiting, announced.loads) == (3, 3, 2)
+    assert (announced.structured_output, announced.tools) == (False, False)
+    assert report["loads"] == [
+        {
+            "revision": "acme/adder@1",
+            "stage": "activating",
+            "urgency": INTERACTIVE,
+            "waiters": 2,
+            "position": 1,
+            "expected_wait_s": 1.0,
+        },
+        {
+            "revision": "acme/adder@2",
+            "stage": "fetched",
+            "urgency": BACKGROUND,
+            "waiters": 1,
+            "position": 2,
+            "expected_wait_s": 2.0,
+        },
+    ]
+    assert f'mint_revision_loads_waiting{{base="{stage.base.name}"}} 1.0' in metrics
+    assert f'mint_revision_loads_in_flight{{base="{stage.base.name}",stage="activating"}} 1.0' in metrics
+
+
+async def test_what_is_desired_is_fetched_side_by_side(stage: Stage) -> None:
+    revisions = [f"acme/adder@{number}" for number in (1, 2, 3, 4)]
+    for revision in revisions:
+        await stage.add(revision)
+    await stage.desire(*revisions)
+    stage.store.gate.clear()
+    async with running(stage.replica(fetches=4), healthy=False) as replica:
+        await until(lambda: replica.residency.queue.stages()["fetching"] == 4)
+        stage.store.gate.set()
+        await until(lambda: replica.healthy() is None)
+    assert stage.controls.loads == dict.fromkeys(revisions, 1)
