@@ -1,13 +1,14 @@
-# The seven targets a person needs, and one for an optional library; each sets up what it uses.
+# The seven targets a person needs, and two for optional libraries; each sets up what it uses.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml schemas/pyproject.toml Makefile | cksum | cut -d' ' -f1)
 GYM_STAMP := .venv/.reasoning-gym-$(shell cat requirements-reasoning-gym.lock | cksum | cut -d' ' -f1)
+LM_EVAL_STAMP := .venv/.lm-eval-$(shell cat requirements-lm-eval.lock | cksum | cut -d' ' -f1)
 TORCH_WHEELS := https://download.pytorch.org/whl/cpu/torch/
 SMOLLM2 := $(or $(MINT_CACHE),$(HOME)/.cache/mint)/bases/smollm2-135m
 
-.PHONY: setup reasoning-gym check test test-slow demo clean
+.PHONY: setup reasoning-gym lm-eval check test test-slow demo clean
 
 setup: $(STAMP) $(SMOLLM2)/model.safetensors
 
@@ -33,6 +34,15 @@ $(GYM_STAMP): | $(STAMP)
 	@rm -f .venv/.reasoning-gym-*
 	@touch $@
 
+# lm-eval with what its API models need: an extra, since only its own test imports it. Metrics of some tasks
+# ask for more (scikit-learn, evaluate, rouge-score).
+lm-eval: $(LM_EVAL_STAMP)
+
+$(LM_EVAL_STAMP): | $(STAMP)
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -r requirements-lm-eval.lock
+	@rm -f .venv/.lm-eval-*
+	@touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -45,7 +55,7 @@ check: $(STAMP)
 test: setup $(GYM_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: setup $(GYM_STAMP)
+test-slow: setup $(GYM_STAMP) $(LM_EVAL_STAMP)
 	$(BIN)/python -m pytest -m slow
 
 demo: setup

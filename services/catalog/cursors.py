@@ -27,11 +27,15 @@ def page(
     cursor: str | None,
     view: Callable[[Any], V],
     descending: bool = True,
+    after: Any = None,
 ) -> Page[V]:
-    """`limit` rows in order of `key`, which is unique. Raises Refused for a cursor that is none of ours."""
+    """`limit` rows in order of `key`, which is unique; only those behind `after`, wherever the cursor is.
+    Raises Refused for a cursor that is none of ours."""
     limit = max(1, min(limit, MAX_LIMIT))
-    if cursor:
-        query = query.where(_after(key, _decode(cursor, key), descending))
+    lasts = ([_decode(cursor, key)] if cursor else []) + ([after] if after is not None else [])
+    if lasts:
+        # One bound: of two, SQLite would seek the first and walk to the second.
+        query = query.where(_after(key, min(lasts) if descending else max(lasts), descending))
     rows: Sequence[Any] = session.scalars(query.order_by(key.desc() if descending else key).limit(limit + 1)).all()
     more = len(rows) > limit
     following = _encode(getattr(rows[limit - 1], key.key)) if more else None

@@ -11,6 +11,7 @@ from services.catalog import datarefs, views
 from services.catalog.cursors import page
 from services.catalog.errors import CatalogRoute
 from services.catalog.lineage import find_revision
+from services.catalog.listing import list_policies
 from services.catalog.parts import Parts
 from services.catalog.readiness import Readiness
 from services.catalog.resolve import resolve as resolve_reference
@@ -46,8 +47,15 @@ def policy_routes(parts: Parts) -> APIRouter:
         return await parts.database.read(_revision, f"{tenant}/{policy}@{number}", parts.driver.readiness())
 
     @router.get("/policies")
-    async def policies(tenant: str | None = None, limit: int = 50, cursor: str | None = None) -> Page[PolicyView]:
-        return await parts.database.read(_policies, tenant, limit, cursor)
+    async def policies(
+        tenant: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        alias: str | None = None,
+        after: str | None = None,
+    ) -> Page[PolicyView]:
+        """By name; `alias`: only those that have it; `after`: only names that sort behind it."""
+        return await parts.database.read(list_policies, tenant, limit, cursor, alias, after)
 
     @router.get("/policies/{tenant}/{policy}")
     async def show(tenant: str, policy: str) -> PolicyView:
@@ -90,14 +98,6 @@ def _revision(session: Session, name: str, readiness: Readiness) -> RevisionView
     if row is None:
         raise Refused(f"there is no revision {name[:140]}", code="not_found", status=404)
     return views.revision_view(session, row, readiness)
-
-
-def _policies(session: Session, tenant: str | None, limit: int, cursor: str | None) -> Page[PolicyView]:
-    """By name."""
-    query = select(PolicyRow) if tenant is None else select(PolicyRow).where(PolicyRow.tenant == tenant)
-    return page(
-        session, query, PolicyRow.policy, limit, cursor, lambda row: views.policy_view(session, row), descending=False
-    )
 
 
 def _policy(session: Session, name: str) -> PolicyView:

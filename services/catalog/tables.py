@@ -153,7 +153,10 @@ class RevisionRow(Table):
 
 
 class AliasRow(Table):
+    """The index gives the policies that have an alias, in order of their names."""
+
     __tablename__ = "aliases"
+    __table_args__ = (Index("ix_aliases_alias", "alias", "policy"),)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.policy"), primary_key=True)
     alias: Mapped[str] = mapped_column(String(63), primary_key=True)
     revision: Mapped[str] = mapped_column(ForeignKey("revisions.revision"))

@@ -53,6 +53,7 @@ async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
     # A stream holds its connection for as long as it generates, so that a bound here would be one on users.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     async with httpx.AsyncClient(limits=limits, trust_env=False) as http:
+        sampler = RemoteSampler(resources.bus, http, directory)
         gateway = Gateway(
             settings=settings,
             keys=Keys(settings.gateway_keys, settings.gateway_local_key),
@@ -60,8 +61,9 @@ async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
             codecs=codecs,
             catalog=resources.catalog,
             resolver=Resolver(resources.catalog, resources.bases, settings.gateway_resolve_timeout_s),
-            sampler=RemoteSampler(resources.bus, http, directory),
+            sampler=sampler,
             replicas=directory,
+            tiers=sampler,
             store=resources.store,
             bus=resources.bus,
         )

@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from services.gateway.config import GatewaySettings
 from services.gateway.errors import Problem, mint_answer, openai_answer, problem_of
 from services.gateway.identity import Identity, Keys
-from services.gateway.ports import Catalog, Publisher, Replicas
+from services.gateway.ports import Catalog, Publisher, Replicas, Tiers
 from services.gateway.resolution import Resolver
 from shared.bases import Base
 from shared.errors import Refused
@@ -52,6 +52,7 @@ class Gateway:
     resolver: Resolver
     sampler: Sampler
     replicas: Replicas
+    tiers: Tiers
     store: ObjectStore
     bus: Publisher
 

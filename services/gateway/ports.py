@@ -30,7 +30,7 @@ from shared.catalog.api import (
 )
 from shared.residency import Replica
 
-__all__ = ["Catalog", "Publisher", "Replicas"]
+__all__ = ["Catalog", "Publisher", "Replicas", "Tiers"]
 
 
 class Catalog(Protocol):
@@ -51,7 +51,12 @@ class Catalog(Protocol):
     async def journal(self, run_id: str, after: int = 0) -> list[JournalEntry]: ...
     async def cancel(self, run_id: str, request: CancelRequest) -> RunView: ...
     async def policies(
-        self, tenant: str | None = None, limit: int = 50, cursor: str | None = None
+        self,
+        tenant: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        alias: str | None = None,
+        after: str | None = None,
     ) -> Page[PolicyView]: ...
     async def policy(self, name: str) -> PolicyView: ...
     async def revisions(self, policy: str, limit: int = 50, cursor: str | None = None) -> Page[RevisionView]: ...
@@ -80,4 +85,10 @@ class Publisher(Protocol):
 class Replicas(Protocol):
     def replicas(self, base: str | None = None) -> list[Replica]:
         """The serving replicas alive now."""
+        ...
+
+
+class Tiers(Protocol):
+    async def residency(self, base: str | None = None) -> list[dict[str, Any]]:
+        """Where each serving replica's adapters are now, tier by tier, in the replica's own words."""
         ...

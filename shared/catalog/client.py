@@ -88,9 +88,23 @@ class CatalogClient:
         return await self._post(f"/runs/{_part(run_id)}/cancel", request, api.RunView)
 
     async def policies(
-        self, tenant: str | None = None, limit: int = 50, cursor: str | None = None
+        self,
+        tenant: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        alias: str | None = None,
+        after: str | None = None,
     ) -> api.Page[api.PolicyView]:
-        return await self._get("/policies", api.Page[api.PolicyView], tenant=tenant, limit=limit, cursor=cursor)
+        """By name; `alias`: only those that have it; `after`: only names that sort behind it."""
+        return await self._get(
+            "/policies",
+            api.Page[api.PolicyView],
+            tenant=tenant,
+            limit=limit,
+            cursor=cursor,
+            alias=alias,
+            after=after,
+        )
 
     async def policy(self, name: str) -> api.PolicyView:
         return await self._get(_policy(name), api.PolicyView)

@@ -7,13 +7,14 @@ importing it or torch, so that every service can hold one.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from shared.text.template import ChatTemplate, Message, read_chat_template
+from shared.text.tools import spelled_out
 from shared.text.turns import TrainOn, learnt_turns, turn_span
 
 __all__ = ["Message", "TextCodec"]
@@ -58,13 +59,27 @@ class TextCodec:
         """One token as text, special tokens included; a part of a character is U+FFFD."""
         return self.decode([token_id], skip_special=False)
 
-    def chat_text(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Raises ValueError for chats that the template refuses."""
-        return self._template.render(messages, add_generation_prompt)
+    def token_name(self, token_id: int) -> str:
+        """One token as the vocabulary writes it (a leading space is a mark there); empty for an unknown id."""
+        return str(self._tokenizer.id_to_token(token_id) or "")
 
-    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt after which the assistant's next turn follows."""
-        return self.encode(self.chat_text(messages))
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Tools, calls and their results stand in it as the template has them, else as `shared.text.tools` spells
+        them out. Raises ValueError for chats that the template refuses."""
+        if not self._template.renders_tools:
+            messages, tools = spelled_out(messages, tools), ()
+        return self._template.render(messages, add_generation_prompt, tools)
+
+    def chat_ids(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), begin: str = ""
+    ) -> list[int]:
+        """The prompt after which the assistant's next turn follows, of which `begin` is said already."""
+        return self.encode(self.chat_text(messages, tools=tools) + begin)
 
     def conversation(
         self, messages: Sequence[Message], train_on: TrainOn = "assistant"
@@ -78,7 +93,7 @@ class TextCodec:
         when others follow it (no span of the text would be the turn's)."""
         turns = learnt_turns(messages, train_on)
         plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-        text = self.chat_text(plain, add_generation_prompt=False)
+        text = self._template.render(plain, False)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = list(encoding.ids)
         mask = [False] * len(ids)

@@ -14,9 +14,12 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shared.text.tools import CALL_OPEN
 
 __all__ = ["ChatTemplate", "Message", "read_chat_template"]
 
@@ -47,8 +50,14 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(text) if text else None
         self._special_tokens = dict(special_tokens)
+        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
+        self.renders_tools = "tools" in names and CALL_OPEN in text
+        """Whether it shows tools and calls by itself, in the format of `shared.text.tools`; what other formats it
+        may know is of no use here, since nothing would read the calls."""
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Raises ValueError for an empty chat, a missing template, and a chat that the template refuses."""
         if not messages:
             raise ValueError("a chat needs at least one message")
@@ -57,7 +66,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,

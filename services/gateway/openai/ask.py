@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from services.gateway.edge import Gateway
 from services.gateway.errors import BadField
+from services.gateway.openai.context import context_tokens
+from services.gateway.openai.declared import require_structured_output, require_tools
 from services.gateway.openai.generate import Ask
+from services.gateway.openai.structured import grammar_of
+from services.gateway.openai.tools import ToolUse, tool_use
 from services.gateway.openai.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.gateway.resolution import Target
-from shared.engine.port import SamplingSettings
+from shared.engine.port import Grammar, SamplingSettings
 from shared.text.codec import TextCodec
+from shared.text.tools import CALL_BEGIN
 
 __all__ = ["chat_ask", "completion_ask"]
 
@@ -25,36 +31,60 @@ async def chat_ask(gateway: Gateway, body: ChatRequest, target: Target, request_
     if body.top_logprobs is not None and not body.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs: true")
     codec = gateway.codecs[target.base.name]
+    tools = await _tools(body)
+    grammar = await _grammar(gateway, body, target, tools)
     messages = [message.as_template_input() for message in body.messages]
+    shown, begin = (tools.shown, CALL_BEGIN if tools.forced else "") if tools else ((), "")
     try:
-        prompt = tuple(await asyncio.to_thread(codec.chat_ids, messages))
+        prompt = tuple(await asyncio.to_thread(codec.chat_ids, messages, shown, begin))
     except ValueError as error:
         raise BadField("messages", f"{target.base.name} does not take this chat: {error}") from error
-    context = _context(gateway, target)
+    context = context_tokens(gateway, target.base)
     room = context - len(prompt)
     limit = body.limit if body.limit is not None else max(1, min(room, gateway.settings.gateway_default_max_tokens))
     _check_length("messages", len(prompt), limit, context)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    settings = _settings(body, codec, limit, logprobs, None)
-    return _ask(gateway, body, target, request_id, (prompt,), settings)
+    settings = replace(_settings(body, codec, limit, logprobs, None), grammar=grammar)
+    return replace(_ask(gateway, body, target, request_id, (prompt,), settings), tools=tools)
 
 
 async def completion_ask(gateway: Gateway, body: CompletionRequest, target: Target, request_id: str) -> Ask:
     if body.max_tokens == 0 and not body.echo:
         raise BadField("max_tokens", "max_tokens is 0; it must be at least 1 unless echo is true")
     codec = gateway.codecs[target.base.name]
+    grammar = await _grammar(gateway, body, target, None)
     prompts = await asyncio.to_thread(_prompts, codec, body)
-    context = _context(gateway, target)
+    context = context_tokens(gateway, target.base)
     for prompt in prompts:
         _check_length("prompt", len(prompt), max(1, body.max_tokens), context)
     settings = _settings(body, codec, body.max_tokens, body.logprobs, body.logprobs if body.echo else None)
+    settings = replace(settings, grammar=grammar)
     return _ask(gateway, body, target, request_id, prompts, settings, body.echo)
 
 
-def _context(gateway: Gateway, target: Target) -> int:
-    """What every replica of the base takes, in tokens; engines may be set to less than the model's own."""
-    said = [replica.max_context for replica in gateway.replicas.replicas(target.base.name)]
-    return min([target.base.max_context, *(tokens for tokens in said if tokens is not None)])
+async def _tools(body: ChatRequest) -> ToolUse | None:
+    if not body.tools:
+        return tool_use((), body.tool_choice, body.parallel_tool_calls)
+    # Schemas take a while to check.
+    return await asyncio.to_thread(tool_use, body.tools, body.tool_choice, body.parallel_tool_calls)
+
+
+async def _grammar(gateway: Gateway, body: SamplingFields, target: Target, tools: ToolUse | None) -> Grammar | None:
+    """What the completion must follow. Raises BadField also for what no live replica of the base declares."""
+    grammar = None
+    if body.response_format is not None or body.structured_outputs is not None:
+        grammar = await asyncio.to_thread(grammar_of, body.response_format, body.structured_outputs)
+    param = "structured_outputs" if body.structured_outputs is not None else "response_format"
+    if grammar is not None and tools is not None:
+        raise BadField(param, f"{param} and tools cannot hold for one answer; send one, or tool_choice: none")
+    replicas = gateway.replicas.replicas(target.base.name)
+    if tools is not None:
+        require_tools(replicas, "tools")
+    if tools is not None and tools.forced is not None:
+        grammar, param = tools.forced, "tool_choice"
+    if grammar is not None:
+        require_structured_output(replicas, param)
+    return grammar
 
 
 def _prompts(codec: TextCodec, body: CompletionRequest) -> tuple[tuple[int, ...], ...]:
@@ -110,9 +140,17 @@ def _ask(
     settings: SamplingSettings,
     echo: bool = False,
 ) -> Ask:
-    # Clients may send one X-Request-Id twice; engines take no id twice.
     ask = Ask(
-        f"{request_id}-{secrets.token_hex(4)}", target, tuple(prompts), settings, body.n, body.seed, body.stop, echo
+        # Clients may send one X-Request-Id twice; engines take no id twice.
+        request_id=f"{request_id}-{secrets.token_hex(4)}",
+        target=target,
+        prompts=tuple(prompts),
+        settings=settings,
+        n=body.n,
+        seed=body.seed,
+        stops=body.stop,
+        echo=echo,
+        priority=body.priority,
     )
     most = gateway.settings.gateway_max_choices
     if ask.choices > most:

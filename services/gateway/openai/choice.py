@@ -15,7 +15,7 @@ from shared.engine.port import SampleChunk
 from shared.text.codec import Detokenizer, TextCodec
 from shared.text.stops import StopStrings
 
-__all__ = ["ChoiceText", "Piece", "Token", "prompt_piece"]
+__all__ = ["ChoiceText", "Piece", "Token", "ToolCall", "prompt_piece", "token_by_token"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,22 @@ class Token:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """`arguments` is a JSON object as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Piece:
     text: str
     tokens: tuple[Token, ...] = ()
     finish_reason: str | None = None
+    calls: tuple[ToolCall, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.finish_reason)
+        return bool(self.text or self.tokens or self.finish_reason or self.calls)
 
 
 class ChoiceText:
@@ -84,6 +93,23 @@ class ChoiceText:
 
     def _take(self, count: int) -> tuple[Token, ...]:
         return tuple(self._waiting.popleft() for _ in range(count))
+
+
+def token_by_token(chunk: SampleChunk) -> list[SampleChunk]:
+    """The same chunk in as many as it has tokens, so that a choice can end behind any of them."""
+    last = len(chunk.token_ids) - 1
+    if last < 1:
+        return [chunk]
+    return [
+        SampleChunk(
+            chunk.index,
+            (token,),
+            None if chunk.logprobs is None else (chunk.logprobs[at],),
+            None if chunk.top_logprobs is None else (chunk.top_logprobs[at],),
+            chunk.finish_reason if at == last else None,
+        )
+        for at, token in enumerate(chunk.token_ids)
+    ]
 
 
 def prompt_piece(codec: TextCodec, prompt: Sequence[int], first: SampleChunk, with_logprobs: bool) -> Piece:

@@ -12,12 +12,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from services.gateway.openai.choice import ChoiceText, Piece, prompt_piece
+from services.gateway.openai.calls import ForcedCall, ToolText
+from services.gateway.openai.choice import ChoiceText, Piece, prompt_piece, token_by_token
+from services.gateway.openai.tools import ToolUse
 from services.gateway.resolution import Target
 from shared.engine.port import SampleChunk, SampleRequest, SamplingSettings
 from shared.errors import Retryable
 from shared.rl.seeds import derive_seed
-from shared.sampling.port import Sampler, Served
+from shared.sampling.port import INTERACTIVE, Sampler, Served
 from shared.sampling.proved import require_served
 from shared.text.codec import TextCodec
 
@@ -28,7 +30,8 @@ QUEUE_PIECES = 256
 
 @dataclass(frozen=True)
 class Ask:
-    """`settings.max_tokens` 0 asks for the echoed prompt alone. Choice p·n + i is the i-th of prompt p."""
+    """`settings.max_tokens` 0 asks for the echoed prompt alone. Choice p·n + i is the i-th of prompt p.
+    `tenant` is who asks, and `wait_s` how long at most for the first token."""
 
     request_id: str
     target: Target
@@ -38,6 +41,10 @@ class Ask:
     seed: int | None
     stops: tuple[str, ...]
     echo: bool = False
+    tools: ToolUse | None = None
+    priority: int = INTERACTIVE
+    tenant: str = ""
+    wait_s: float | None = None
 
     @property
     def choices(self) -> int:
@@ -52,6 +59,9 @@ class Ask:
             settings=replace(self.settings, max_tokens=max(1, self.settings.max_tokens)),
             revision=self.target.revision,
             seed=None if self.seed is None else derive_seed("choice", self.seed, index),
+            priority=self.priority,
+            tenant=self.tenant,
+            wait_s=self.wait_s,
         )
 
 
@@ -67,10 +77,13 @@ class Generation:
         self._first: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._texts: list[ChoiceText] = []
+        self._calls: list[ToolText | ForcedCall] = []
 
     async def open(self) -> None:
         """Returns once the first stream is served. Raises Refused, Retryable, and Fatal for a failed proof."""
         self._texts = [ChoiceText(self._codec, self.ask.stops) for _ in range(self.ask.choices)]
+        if self.ask.tools is not None:
+            self._calls = [_calls(self.ask.tools) for _ in range(self.ask.choices)]
         self._tasks = [asyncio.create_task(self._run(choice)) for choice in range(self.ask.choices)]
         self.served = await self._first
 
@@ -124,13 +137,16 @@ class Generation:
                     await self._queue.put((choice, Piece("", (), "length")))
                     return
             begun = True
-            piece = text.push(chunk)
-            if piece.finish_reason == "abort":
-                raise Retryable("the engine ended the generation before it was complete; try again")
-            if piece:
-                await self._queue.put((choice, piece))
-            if piece.finish_reason is not None:
-                return
+            for part in token_by_token(chunk) if self._calls else [chunk]:
+                piece = text.push(part)
+                if piece.finish_reason == "abort":
+                    raise Retryable("the engine ended the generation before it was complete; try again")
+                if self._calls:
+                    piece = self._calls[choice].push(piece)
+                if piece:
+                    await self._queue.put((choice, piece))
+                if piece.finish_reason is not None:
+                    return
         raise Retryable("the replica ended the generation without a finish reason; try again")
 
     async def _echo(self, choice: int, first: SampleChunk) -> ChoiceText:
@@ -139,3 +155,7 @@ class Generation:
         self._texts[choice] = ChoiceText(self._codec, self.ask.stops, offset=len(piece.text))
         await self._queue.put((choice, piece))
         return self._texts[choice]
+
+
+def _calls(tools: ToolUse) -> ToolText | ForcedCall:
+    return ForcedCall(tools.names) if tools.forced is not None else ToolText(tools.names, single=not tools.parallel)

@@ -18,7 +18,8 @@ __all__ = ["Model", "ModelList", "list_models", "retrieve_model"]
 
 LIVE = "live"
 PAGE = 100
-SCAN = 500
+MOST = 500
+"""Policies that the catalog gives at a time."""
 
 
 class Model(BaseModel):
@@ -34,13 +35,14 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """`after` of the next page is `last_id`, while `has_more`."""
+    """One page, never the whole catalog: base models first, then policies in order of their names. What
+    lies behind it is asked for with `after`."""
 
     object: str = "list"
     data: list[Model]
     first_id: str | None
-    last_id: str | None
-    has_more: bool
+    last_id: str | None = Field(description="`after` of the next page")
+    has_more: bool = Field(description="whether a next page has anything")
 
 
 async def list_models(
@@ -90,14 +92,15 @@ async def _created(gateway: Gateway, revision: str) -> int:
 async def _policies(gateway: Gateway, caller: Identity, after: str | None, wanted: int) -> list[Model]:
     """Up to `wanted` live policies whose names sort behind `after`."""
     models: list[Model] = []
-    cursor: str | None = None
     while len(models) < wanted:
-        page = await gateway.catalog.policies(tenant=caller.tenant, limit=SCAN, cursor=cursor)
-        models += [_policy(view) for view in page.items if LIVE in view.aliases and (not after or view.policy > after)]
-        cursor = page.next_cursor
-        if cursor is None:
+        page = await gateway.catalog.policies(
+            tenant=caller.tenant, limit=min(MOST, wanted - len(models)), alias=LIVE, after=after
+        )
+        models += [_policy(view) for view in page.items if LIVE in view.aliases]
+        if page.next_cursor is None:
             break
-    return models[:wanted]
+        after = page.items[-1].policy
+    return models
 
 
 def _base(name: str) -> Model:

@@ -7,11 +7,16 @@ would change the answer and is not honoured is refused by name, never ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from services.gateway.errors import BadField
+from services.gateway.openai.fields import Fields
+from services.gateway.openai.messages import Message, check_results
+from services.gateway.openai.structured import ResponseFormat, StructuredOutputs
+from services.gateway.openai.tools import MAX_TOOLS, Tool, ToolChoice
+from shared.sampling.port import BACKGROUND, INTERACTIVE
 
 __all__ = ["ChatRequest", "CompletionRequest", "Message", "SamplingFields", "refuse_unsupported"]
 
@@ -25,35 +30,29 @@ _CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
     "best_of": (1,),
 }
+_SAID_ELSEWHERE = {
+    **dict.fromkeys(("guided_json", "guided_regex"), 'write it as structured_outputs: {"json": …} or {"regex": …}'),
+    **dict.fromkeys(("functions", "function_call"), "write it as tools and tool_choice"),
+}
 
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value is not None}
-
-
-class StreamOptions(_Wire):
+class StreamOptions(Fields):
     include_usage: bool = False
 
 
-class SamplingFields(_Wire):
-    """What both endpoints share. `stop`: at most 4 strings, not part of the answer."""
+class SamplingFields(Fields):
+    """What both endpoints share. `stop`: at most 4 strings, not part of the answer. `priority`: 0 for somebody who
+    waits to 10 for work that nobody watches; lower runs earlier. Of `response_format` and `structured_outputs` one
+    may be sent."""
 
     model: Annotated[str, Field(min_length=1, max_length=400)]
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -65,7 +64,10 @@ class SamplingFields(_Wire):
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[int, Bias] = {}
+    logit_bias: dict[int, Bias] = Field(default_factory=dict)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Field(ge=INTERACTIVE, le=BACKGROUND)] = INTERACTIVE
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -84,29 +86,21 @@ class SamplingFields(_Wire):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class TextPart(_Wire):
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Wire):
-    """`developer` is `system` by its newer name. Content is text, or parts of type text."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def as_template_input(self) -> dict[str, str]:
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
-
-
 class ChatRequest(SamplingFields):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS)] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+
+    @field_validator("messages")
+    @classmethod
+    def _results(cls, messages: list[Message]) -> list[Message]:
+        check_results(messages)
+        return messages
 
     @property
     def limit(self) -> int | None:
@@ -152,6 +146,7 @@ def refuse_unsupported(body: SamplingFields) -> None:
     if missing:
         have = ", ".join(sorted(type(body).model_fields))
         names = ", ".join(missing)
-        raise BadField(
-            missing[0], f"not supported here: {names}; leave it out. Supported: {have}", "unsupported_parameter"
-        )
+        hint = next((_SAID_ELSEWHERE[name] for name in missing if name in _SAID_ELSEWHERE), "leave it out")
+        raise BadField(missing[0], f"not supported here: {names}; {hint}. Supported: {have}", "unsupported_parameter")
+    if body.stream_options is not None and not body.stream:
+        raise BadField("stream_options", "stream_options needs stream: true")

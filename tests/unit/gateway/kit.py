@@ -216,10 +216,16 @@ class FakeCatalog:
         return self.run_views[run_id].model_copy(update={"state": "cancelled", "outcome": request.reason})
 
     async def policies(
-        self, tenant: str | None = None, limit: int = 50, cursor: str | None = None
+        self,
+        tenant: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        alias: str | None = None,
+        after: str | None = None,
     ) -> api.Page[api.PolicyView]:
         self._called("policies", (tenant, limit, cursor))
         names = [n for n in self.names if (tenant is None or n.startswith(f"{tenant}/")) and n > (cursor or "")]
+        names = [n for n in names if n > (after or "") and (alias is None or alias in policy_view(n).aliases)]
         page = [policy_view(name) for name in names[:limit]]
         return api.Page[api.PolicyView](items=page, next_cursor=names[limit - 1] if len(names) > limit else None)
 
@@ -364,6 +370,18 @@ class FakeReplicas:
         return self.alive
 
 
+class FakeTiers:
+    """`reports` is what replicas report; `asked` the bases that were asked for."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self.asked: list[str | None] = []
+
+    async def residency(self, base: str | None = None) -> list[dict[str, Any]]:
+        self.asked.append(base)
+        return self.reports
+
+
 class Kit:
     """All parts of one gateway, its app, and clients for it."""
 
@@ -372,7 +390,7 @@ class Kit:
         values |= {"gateway_run_visible_s": 0.0, "gateway_resolve_timeout_s": 0.5}
         self.settings = GatewaySettings(**(values | settings))
         self.catalog, self.sampler, self.bus = FakeCatalog(), ScriptedSampler(), FakeBus()
-        self.replicas, self.store = FakeReplicas(), MemoryStore()
+        self.replicas, self.tiers, self.store = FakeReplicas(), FakeTiers(), MemoryStore()
         self.bases = {BASE: smollm()}
         self.gateway = Gateway(
             settings=self.settings,
@@ -383,6 +401,7 @@ class Kit:
             resolver=Resolver(self.catalog, self.bases, self.settings.gateway_resolve_timeout_s),
             sampler=self.sampler,
             replicas=self.replicas,
+            tiers=self.tiers,
             store=self.store,
             bus=self.bus,
         )

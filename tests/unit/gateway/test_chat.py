@@ -9,7 +9,7 @@ import pytest
 
 from shared.engine.port import SampleRequest
 from shared.errors import Refused, Retryable
-from shared.sampling.port import Served
+from shared.sampling.port import BACKGROUND, INTERACTIVE, Served
 from tests.unit.gateway.kit import BASE, BASE_SHA256, CODEC, Kit
 
 ASK: Any = [{"role": "user", "content": "What is 1+1?"}]
@@ -203,8 +203,6 @@ async def test_greedy_without_alternatives_asks_for_the_sampled_logprob_only(kit
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "response_format"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"n": 0}, "n", "greater than or equal to 1"),
@@ -214,7 +212,15 @@ async def test_greedy_without_alternatives_asks_for_the_sampled_logprob_only(kit
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "outside 0 to 257"),
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages", "'assistant'"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "messages", "'assistant'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages", "content is required"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"extra_body": {"priority": 11}}, "priority", "less than or equal to 10"),
+        ({"extra_body": {"priority": -1}}, "priority", "greater than or equal to 0"),
+        ({"extra_headers": {"mint-wait-s": "0"}}, "mint-wait-s", "above 0, at most 3600"),
+        ({"extra_headers": {"mint-wait-s": "3601"}}, "mint-wait-s", "above 0, at most 3600"),
+        ({"extra_headers": {"mint-wait-s": "nan"}}, "mint-wait-s", "above 0, at most 3600"),
+        ({"extra_headers": {"mint-wait-s": "soon"}}, "mint-wait-s", "'soon'"),
         ({"max_tokens": 10_000}, "messages", "512 tokens"),
         ({"extra_body": {"temprature": 1}}, "temprature", "temprature"),
     ],
@@ -227,6 +233,43 @@ async def test_what_is_not_honoured_is_refused_in_words(kit: Kit, fields: Any, p
     assert words in body["message"]
     assert body["type"] == "invalid_request_error"
     assert kit.sampler.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"), [({}, INTERACTIVE), ({"priority": 3}, 3), ({"priority": 10}, BACKGROUND)]
+)
+async def test_the_priority_asked_for_reaches_the_engine(kit: Kit, fields: Any, priority: int) -> None:
+    await kit.openai().chat.completions.create(model=BASE, messages=ASK, extra_body=fields)
+    assert kit.sampler.requests[0].priority == priority
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "tenant"),
+    [
+        ("key-acme", BASE, "acme"),
+        ("key-acme", "acme/adder", "acme"),
+        ("key-root", "acme/adder", "acme"),
+        ("tml-dev", BASE, ""),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat", "completions"])
+async def test_work_counts_for_the_callers_tenant_else_for_the_policys(
+    kit: Kit, key: str, model: str, tenant: str, path: str
+) -> None:
+    client = kit.openai(key)
+    if path == "chat":
+        await client.chat.completions.create(model=model, messages=ASK, n=2)
+    else:
+        await client.completions.create(model=model, prompt="1+1=", n=2)
+    assert [request.tenant for request in kit.sampler.requests] == [tenant] * 2
+
+
+@pytest.mark.parametrize(("headers", "wait_s"), [({}, None), ({"mint-wait-s": "2.5"}, 2.5)])
+async def test_a_client_may_bound_its_wait_for_the_first_token(kit: Kit, headers: Any, wait_s: float | None) -> None:
+    client = kit.openai()
+    await client.chat.completions.create(model=BASE, messages=ASK, extra_headers=headers)
+    await client.completions.create(model=BASE, prompt="1+1=", extra_headers=headers)
+    assert [request.wait_s for request in kit.sampler.requests] == [wait_s] * 2
 
 
 async def test_what_changes_nothing_is_taken(kit: Kit) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
+from shared.engine.port import SampleChunk, SampleRequest
 from tests.unit.gateway.kit import BASE, CODEC, Kit
 
 
@@ -131,3 +134,73 @@ async def test_streaming_with_usage(kit: Kit) -> None:
 async def test_top_k_zero_is_off(kit: Kit) -> None:
     await kit.openai().completions.create(model=BASE, prompt="x", extra_body={"top_k": 0})
     assert kit.sampler.requests[0].settings.top_k == -1
+
+
+async def test_minus_infinity_is_minus_9999_in_prompts_and_answers_alike(kit: Kit) -> None:
+    never = float("-inf")
+
+    async def chunks(request: SampleRequest) -> AsyncIterator[SampleChunk]:
+        yield SampleChunk(
+            index=0,
+            token_ids=(7,),
+            logprobs=(never,),
+            top_logprobs=({7: never, 8: -0.5},),
+            finish_reason="length",
+            prompt_logprobs=(None, never),
+            prompt_top_logprobs=(None, {6: never, 9: -0.25}),
+        )
+
+    kit.sampler._chunks = chunks  # type: ignore[method-assign]
+    ask = {"model": BASE, "prompt": [5, 6], "echo": True, "logprobs": 1, "max_tokens": 1}
+    async with kit.http() as http:
+        answer = await http.post("/v1/completions", json=ask)
+    found = json.loads(answer.text, parse_constant=pytest.fail)["choices"][0]["logprobs"]
+    name = CODEC.token_text
+    assert found["token_logprobs"] == [None, -9999.0, -9999.0]
+    assert found["top_logprobs"] == [None, {name(6): -9999.0, name(9): -0.25}, {name(7): -9999.0, name(8): -0.5}]
+
+
+async def test_a_streamed_prompt_alone_has_its_usage_and_an_end(kit: Kit) -> None:
+    stream = await kit.openai().completions.create(
+        model=BASE,
+        prompt=[CODEC.encode("abc"), CODEC.encode("de")],
+        echo=True,
+        logprobs=1,
+        max_tokens=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    texts, reasons = {0: "", 1: ""}, {}
+    for chunk in chunks[:-1]:
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.text
+        if choice.finish_reason is not None:
+            reasons[choice.index] = choice.finish_reason
+    assert texts == {0: "abc", 1: "de"}
+    assert reasons == {0: "length", 1: "length"}
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 0)
+
+
+async def test_what_lm_eval_asks_for(kit: Kit) -> None:
+    """A list of token-id lists, echo, logprobs 1, one token; it reads `[ctxlen:-1]` of each choice."""
+    context, choices = CODEC.encode("Q: 1+1?\nA:"), [CODEC.encode(" 2"), CODEC.encode(" 11")]
+    answer = await kit.openai().completions.create(
+        model=BASE,
+        prompt=[context + choice for choice in choices],
+        temperature=0,
+        max_tokens=1,
+        logprobs=1,
+        seed=1234,
+        echo=True,
+    )
+    for choice, tokens in zip(answer.choices, choices, strict=True):
+        logprobs = choice.logprobs
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        assert logprobs.top_logprobs is not None
+        read = slice(len(context), -1)
+        assert logprobs.token_logprobs[read] == pytest.approx([-token / 100 for token in tokens])
+        for token, logprob, top in zip(tokens, logprobs.token_logprobs[read], logprobs.top_logprobs[read], strict=True):
+            assert top[CODEC.token_text(token)] == logprob

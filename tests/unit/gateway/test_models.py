@@ -7,6 +7,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.pagination import AsyncCursorPage
+from openai.types import Model
 
 from services.gateway.identity import Identity
 from services.gateway.resolution import Resolver
@@ -44,6 +46,34 @@ async def test_pages_put_together_are_the_whole_list(kit: Kit, limit: int) -> No
                 break
             after = page["last_id"]
     assert ids == [BASE, *(f"acme/p{i:03}" for i in range(7))]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8])
+async def test_the_client_walks_all_pages_by_its_own_cursor_page(kit: Kit, limit: int) -> None:
+    """`models.list()` of the openai package knows one page only; its cursor page follows `has_more` and `after`."""
+    kit.catalog.names = [f"acme/p{i:03}" for i in range(7)] + ["acme/subber"]
+    client = kit.openai()
+    pages = client.get_api_list(
+        "/models", page=AsyncCursorPage[Model], model=Model, options={"params": {"limit": limit}}
+    )
+    assert [model.id async for model in pages] == [BASE, *(f"acme/p{i:03}" for i in range(7))]
+    first = await client.models.list(extra_query={"limit": limit})
+    assert len(first.data) == limit
+    assert first.model_extra is not None
+    assert first.model_extra["has_more"] is (limit < 8)
+
+
+async def test_a_page_asks_the_catalog_for_no_more_than_it_shows(kit: Kit) -> None:
+    kit.catalog.names = [f"acme/p{i:04}" for i in range(2000)]
+    async with kit.http() as http:
+        page = (await http.get("/v1/models", params={"limit": 20, "after": "acme/p1499"})).json()
+        assert [model["id"] for model in page["data"]] == [f"acme/p{i}" for i in range(1500, 1520)]
+        assert page["has_more"] is True
+        assert kit.catalog.calls == [("policies", (None, 21, None))]
+        kit.catalog.calls.clear()
+        assert len((await http.get("/v1/models", params={"limit": 1000})).json()["data"]) == 1000
+        assert [call[1][1] for call in kit.catalog.calls] == [500, 500]
+        assert (await http.get("/v1/models", params={"limit": 1001})).status_code == 400
 
 
 async def test_retrieve_takes_bases_and_references_with_slashes(kit: Kit) -> None:
