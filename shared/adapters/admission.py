@@ -27,6 +27,7 @@ from shared.engine.port import AdapterRefused
 
 __all__ = ["Admitted", "Host", "admit", "base_modules", "host_of"]
 
+_FILES = frozenset({CONFIG_FILE, TENSOR_FILE})
 # Config fields under which PEFT would compute something else than a plain LoRA of one rank.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "use_dora": (False, None),
@@ -105,7 +106,12 @@ def _check_provenance(manifest: Manifest, host: Host) -> None:
 
 
 def _check_files(manifest: Manifest, directory: Path) -> None:
-    """Presence and size only: cheap, and the first thing that a cut download breaks."""
+    """Names and sizes only: cheap, and the first thing that a cut download breaks."""
+    named = {f"the manifest names {name!r}" for name in manifest.files.keys() - _FILES}
+    # Only the two files are in the digest; whatever else lies there an engine could read unproved.
+    found = {f"{directory} holds {path.name!r}" for path in directory.glob("*") if path.name not in _FILES}
+    for more in sorted(named | found):
+        raise AdapterRefused(f"{label(manifest)}: {more} beside {CONFIG_FILE} and {TENSOR_FILE}; it is not served")
     for name in (CONFIG_FILE, TENSOR_FILE):
         if name not in manifest.files:
             raise AdapterRefused(f"{label(manifest)}: the manifest names no {name}")

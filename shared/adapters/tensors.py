@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from shared.adapters import layout
 from shared.adapters.host import Host
 from shared.adapters.layout import TensorHeader
@@ -96,7 +94,7 @@ def _check_pair(manifest: Manifest, module: str, parts: dict[str, TensorHeader],
 def check_values(manifest: Manifest, path: Path, tensors: Mapping[str, TensorHeader]) -> None:
     """Finite everywhere, and the manifest's `zero_delta` true to the tensors."""
     for header in tensors.values():
-        if not np.isfinite(layout.read_tensor(path, header)).all():
+        if not layout.all_finite(path, header):
             raise AdapterRefused(f"{label(manifest)}: tensor {header.name!r} holds values that are not finite")
     zero = layout.is_zero_delta(path, tensors)
     if zero != manifest.zero_delta:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import TokensPrompt
+from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -41,6 +42,8 @@ from shared.engine.requests import check_request, sequence_seeds
 from shared.engine.settings import EngineSettings
 from shared.engine.shelf import Shelf
 
+from .grammar import Follower, Grammars
+from .merge import merged
 from .start import Started, start_vllm
 from .translate import chunk_of, sampling_params
 
@@ -62,6 +65,8 @@ class VllmEngine:
         self._shelf = Shelf(has.max_resident, self._remove)
         self._prepared = asyncio.Lock()
         self._group = started.group
+        self._grammars: Grammars | None = started.grammars
+        self._strays: set[int] = set()
         self._ready = False
         self._closed = False
 
@@ -88,13 +93,10 @@ class VllmEngine:
             if request.revision is not None:
                 lora = self._requests[held.enter_context(self._shelf.hold(request.revision))]
             await self._prepare()
+            followers = await self._followers(request)
             seeds = sequence_seeds(request.seed, request.n)
-            if request.n == 1:
-                async with aclosing(self._sequence(request, 0, seeds[0], lora)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
-            async with aclosing(self._merged(request, seeds, lora)) as chunks:
+            sequences = [self._sequence(request, i, seeds[i], lora, followers[i]) for i in range(request.n)]
+            async with aclosing(sequences[0] if request.n == 1 else merged(sequences)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -115,6 +117,8 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
+        if self._grammars is not None:
+            self._grammars.close()
         await asyncio.to_thread(self._llm.shutdown)
         # vLLM closes its sockets and leaves their context, with its threads, to the garbage collector.
         await asyncio.to_thread(self._llm.engine_core.resources.ctx.destroy, 0)
@@ -128,6 +132,7 @@ class VllmEngine:
         name = f"{manifest.revision}#{manifest.adapter_sha256}"
         path = await asyncio.to_thread(lambda: str(directory.absolute()))
         lora = LoRARequest(lora_name=name, lora_int_id=handle, lora_path=path)
+        await self._clear_strays()
         try:
             await self._add(lora)
             back = await self._rpc("mint_read_back", handle, lora.lora_path, manifest.scaling)
@@ -142,8 +147,9 @@ class VllmEngine:
             )
             check_report(report, manifest, self._has.dtype)
         except BaseException:
+            self._strays.add(handle)
             with suppress(EngineError):
-                await self._call(self._llm.remove_lora(handle))
+                await self._clear_strays()
             raise
         self._requests[handle] = lora
         return report
@@ -170,7 +176,21 @@ class VllmEngine:
 
     async def _remove(self, handle: int) -> None:
         del self._requests[handle]
-        await self._call(self._llm.remove_lora(handle))
+        self._strays.add(handle)
+        await self._clear_strays()
+
+    async def _clear_strays(self) -> None:
+        """What a failed removal left in vLLM's cache goes before anything is added: were the cache full, vLLM would
+        evict by its own choice."""
+        for handle in sorted(self._strays):
+            await self._call(self._llm.remove_lora(handle))
+            self._strays.discard(handle)
+
+    async def _followers(self, request: SampleRequest) -> Sequence[Follower | None]:
+        grammar = request.settings.grammar
+        if grammar is None or self._grammars is None:
+            return [None] * request.n
+        return await self._grammars.followers(grammar, request.n)
 
     async def _prepare(self) -> None:
         """Before the first request: what keeps base requests out of other adapters' slots."""
@@ -185,11 +205,12 @@ class VllmEngine:
             self._ready = True
 
     async def _sequence(
-        self, request: SampleRequest, index: int, seed: int, lora: LoRARequest | None
+        self, request: SampleRequest, index: int, seed: int, lora: LoRARequest | None, follower: Follower | None = None
     ) -> AsyncGenerator[SampleChunk, None]:
+        end = self._grammars.end if self._grammars is not None else None
         generator = self._llm.generate(
             TokensPrompt(prompt_token_ids=list(request.prompt)),
-            sampling_params(request.settings, seed, with_prompt=index == 0),
+            sampling_params(request.settings, seed, with_prompt=index == 0, grammar_end=end),
             f"{request.request_id}-{index}-{next(self._names)}",
             lora_request=lora,
             priority=request.priority,
@@ -197,42 +218,18 @@ class VllmEngine:
         async with aclosing(generator):
             try:
                 async for output in generator:
-                    yield chunk_of(index, output, request.prompt, request.settings)
+                    if output.outputs[0].finish_reason == "error":
+                        raise EngineError(f"vLLM gave request {request.request_id} up; its log says why")
+                    chunk = chunk_of(index, output, request.prompt, request.settings)
+                    if follower is not None:
+                        follower.take(chunk.token_ids, chunk.finish_reason)
+                    yield chunk
+            except VLLMClientError as error:
+                raise ValueError(f"vLLM refused the request: {error}") from error
             except EngineDeadError as error:
                 raise EngineDead("vLLM's engine process is gone; restart the engine") from error
             except EngineGenerateError as error:
                 raise EngineError(f"vLLM failed request {request.request_id}: {error.__cause__!r}") from error
-
-    async def _merged(
-        self, request: SampleRequest, seeds: list[int], lora: LoRARequest | None
-    ) -> AsyncGenerator[SampleChunk, None]:
-        """Chunks of all sequences as they come."""
-        chunks: asyncio.Queue[SampleChunk | BaseException | None] = asyncio.Queue()
-
-        async def pump(index: int, seed: int) -> None:
-            try:
-                async with aclosing(self._sequence(request, index, seed, lora)) as sequence:
-                    async for chunk in sequence:
-                        chunks.put_nowait(chunk)
-            except Exception as error:
-                chunks.put_nowait(error)
-            chunks.put_nowait(None)
-
-        tasks = [asyncio.create_task(pump(index, seed)) for index, seed in enumerate(seeds)]
-        try:
-            running = len(tasks)
-            while running:
-                item = await chunks.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    running -= 1
-                else:
-                    yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._call(self._llm.collective_rpc(method, args=args)))[0]

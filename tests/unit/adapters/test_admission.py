@@ -17,6 +17,7 @@ from shared.adapters.manifest import Manifest
 from shared.bases import Base
 from shared.engine.port import AdapterRefused
 from tests.adapters import lora_tensors, write_adapter
+from tests.broken_adapters import BROKEN, stored_as, write_broken
 
 REVISION = "acme/p@1"
 Q = "model.layers.0.self_attn.q_proj"
@@ -100,6 +101,52 @@ def test_broken_files(
     damage(tmp_path / "a" / name)
     with pytest.raises(AdapterRefused, match=f"{REVISION}: {name} {message}"):
         admit(manifest, tmp_path / "a", host)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_an_engine_must_never_see(tmp_path: Path, base: Base, host: Host, name: str) -> None:
+    """vllm#3310, vllm#11702: with a true manifest, the file, tensor or module is named."""
+    damage, message = BROKEN[name]
+    manifest = write_broken(tmp_path / "a", base, damage)
+    with pytest.raises(AdapterRefused, match=f"adapter acme/broken@1: .*{message}"):
+        admit(manifest, tmp_path / "a", host)
+
+
+def test_a_header_is_never_read_at_its_own_word(
+    tmp_path: Path, base: Base, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header that claims more than is allowed is refused after eight bytes, whatever the file holds."""
+    manifest = write_broken(tmp_path / "a", base, BROKEN["a header of 2^60 bytes"][0])
+    asked: list[int] = []
+    real = Path.open
+
+    def watched(path: Path, *args: Any, **kwargs: Any) -> Any:
+        file = real(path, *args, **kwargs)
+        read = file.read
+
+        class Watched:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+            def read(self, size: int = -1) -> Any:
+                asked.append(size)
+                return read(size)
+
+        return Watched()
+
+    monkeypatch.setattr(Path, "open", watched)
+    with pytest.raises(AdapterRefused, match="claims a header"):
+        admit(manifest, tmp_path / "a", host)
+    assert asked == [8]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_each_dtype_that_is_served_is_admitted(tmp_path: Path, base: Base, host: Host, dtype: str) -> None:
+    manifest = write_broken(tmp_path / "a", base, stored_as(dtype))
+    assert len(admit(manifest, tmp_path / "a", host).modules) == 4
 
 
 def test_other_bytes_of_the_same_length(tmp_path: Path, base: Base, host: Host) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from shared.adapters.host import host_of
 from shared.bases import Base
-from shared.engine.port import EngineDead, EngineError, SamplingSettings
+from shared.engine.port import EngineDead, EngineError, Grammar, SamplingSettings
 from shared.engine.settings import EngineSettings
 from tests.serving_kit import make_base
 
@@ -97,6 +97,30 @@ def test_a_temperature_that_vllm_would_raise_gives_no_logprobs(vllm: Any) -> Non
         vllm.translate.sampling_params(cold, 1, with_prompt=True)
     for fine in (replace(cold, logprobs=None), replace(cold, temperature=0.0), replace(cold, temperature=0.01)):
         assert vllm.translate.sampling_params(fine, 1, with_prompt=True).max_tokens == 1
+
+
+def test_a_grammar_travels_and_its_end_is_a_stop_token(vllm: Any) -> None:
+    """Once a grammar is fulfilled vLLM allows one token alone, which would be drawn until the length is reached."""
+    settings = SamplingSettings(max_tokens=3, stop_token_ids=(5,), grammar=Grammar("regex", "a+"))
+    params = vllm.translate.sampling_params(settings, 1, with_prompt=False, grammar_end=2)
+    assert (params.structured_outputs.regex, params.structured_outputs.json) == ("a+", None)
+    assert params.stop_token_ids == [5, 2]
+    schema = replace(settings, stop_token_ids=(2,), grammar=Grammar("json_schema", "{}"))
+    params = vllm.translate.sampling_params(schema, 1, with_prompt=False, grammar_end=2)
+    assert (params.structured_outputs.regex, params.structured_outputs.json) == (None, "{}")
+    assert params.stop_token_ids == [2]
+    plain = vllm.translate.sampling_params(replace(settings, grammar=None), 1, with_prompt=False, grammar_end=2)
+    assert (plain.structured_outputs, plain.stop_token_ids) == (None, [5])
+
+
+def test_one_backend_compiles_grammars_and_priorities_count(vllm: Any, base: Base, tmp_path: Path) -> None:
+    arguments = _arguments(vllm, base, tmp_path)
+    assert arguments.structured_outputs_config.backend == "guidance"
+    assert arguments.structured_outputs_config.disable_any_whitespace
+    assert arguments.skip_tokenizer_init is False
+    assert arguments.scheduling_policy == "priority"
+    (base.directory / "tokenizer.json").unlink()
+    assert _arguments(vllm, base, tmp_path).skip_tokenizer_init is True
 
 
 def test_what_filters_leave_of_the_others_is_left_out(vllm: Any) -> None:
