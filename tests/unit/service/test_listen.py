@@ -20,7 +20,7 @@ async def test_answers_are_sent_without_waiting_for_an_acknowledgement(tmp_path:
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 503")
         (connection,) = server._server.server_state.connections
-        accepted = connection.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         writer.close()
         await writer.wait_closed()
