@@ -199,10 +199,8 @@ def _one_caller(run: Run, sides: Sides) -> None:
 
 def _half(run: Run, sides: Sides, rate: float) -> None:
     say(f"half of the peer's saturation: {rate:.2f} requests a second")
-    number = run.pick(32, 8)
-    loads = sides.each(
-        WITH_ADAPTERS, run.pick(2, 1), lambda url, prompts: asyncio.run(_open(url, prompts.take(number), rate))
-    )
+    number = run.pick(24, 8)
+    loads = sides.each(WITH_ADAPTERS, 1, lambda url, prompts: asyncio.run(_open(url, prompts.take(number), rate)))
     rows = [{"rate": rate, **_latency(WITH_ADAPTERS, side, loads)} for side in loads]
     run.keep("overhead.half_rate", rows, {side: _ttfts(loads[side]) for side in loads})
 
