@@ -276,13 +276,15 @@ class ValidateAnswer(Message):
 
 
 class MoveAlias(Message):
-    """Compare and set. `expected_version` None = whatever holds now (still one transaction)."""
+    """Compare and set. `expected_version` None = whatever holds now (still one transaction). `force`: at once,
+    ready or not; requests then wait for the load."""
 
     revision: str
     actor: str
     reason: str = "manual"
     expected_version: int | None = None
     timeout_s: float = 60.0
+    force: bool = False
 
 
 class Rollback(Message):
@@ -292,6 +294,7 @@ class Rollback(Message):
     alias: str = "live"
     to: str | None = None
     timeout_s: float = 60.0
+    force: bool = False
 
 
 class CancelRequest(Message):

@@ -26,6 +26,8 @@ __all__ = [
 
 Timeout = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False, description="seconds to wait for readiness")]
 
+Force = Annotated[bool, Field(description="move at once, ready or not: requests then wait for the load")]
+
 
 class AliasTarget(BaseModel):
     """Compare and set: with `expected_version` the alias moves only if that version still holds."""
@@ -35,6 +37,7 @@ class AliasTarget(BaseModel):
     expected_version: Annotated[int, Field(ge=0)] | None = None
     reason: Annotated[str, Field(min_length=1, max_length=200)] = "manual"
     timeout_s: Timeout = 60.0
+    force: Force = False
 
 
 class RollbackTo(BaseModel):
@@ -44,6 +47,7 @@ class RollbackTo(BaseModel):
     alias: AliasName = "live"
     to: ReferenceText | None = None
     timeout_s: Timeout = 60.0
+    force: Force = False
 
 
 async def list_policies(
@@ -87,6 +91,7 @@ async def move_alias(
         reason=body.reason,
         expected_version=body.expected_version,
         timeout_s=body.timeout_s,
+        force=body.force,
     )
     return await gateway.catalog.move_alias(name, alias, request)
 
@@ -97,7 +102,7 @@ async def roll_back(
     name = owned_policy(caller, tenant, policy)
     wanted = body or RollbackTo()
     to = None if wanted.to is None else _revision_of(name, wanted.to)
-    request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s)
+    request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s, force=wanted.force)
     return await gateway.catalog.rollback(name, request)
 
 

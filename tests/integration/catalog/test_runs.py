@@ -201,6 +201,9 @@ async def test_rollback_to_what_cannot_be_loaded_leaves_the_alias(world: World) 
         await world.client.rollback("acme/adder", Rollback(actor="ann", timeout_s=0.5))
     assert (refused.value.status, refused.value.code) == (409, "not_ready")
     assert (await world.client.policy("acme/adder")).aliases == {"live": "acme/adder@2"}
+    forced = await world.client.rollback("acme/adder", Rollback(actor="ann", force=True))
+    assert (forced.revision, forced.version) == ("acme/adder@1", 3)
+    assert (await world.client.moves("acme/adder"))[-1].reason == "rollback, forced"
 
 
 async def test_a_revision_that_no_engine_loads_fails_its_run(world: World) -> None:
