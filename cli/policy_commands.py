@@ -1,4 +1,4 @@
-"""`mint policies`, `revisions`, `alias`, `rollback`, `chat`: what there is, what is live, what it says."""
+"""`mint policies`, `revisions`, `alias`, `rollback`, `pin`, `chat`: what there is, what is live, what it says."""
 
 from __future__ import annotations
 
@@ -87,6 +87,19 @@ def rollback(
         body = {"alias": alias_name, "to": target, "force": force}
         moved = gateway.post(f"{policy_path(policy)}/rollback", body)
     show(moved, json, _print_move)
+
+
+def pin(
+    policy: str,
+    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+    url: Url = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Keep what the policy's aliases point at resident on every replica."""
+    with connect(url, data) as gateway:
+        found = gateway.post(f"{policy_path(policy)}/pin", {"pinned": not off})
+    show(found, json, lambda it: out.print(f"{it['policy']}: {'pinned' if it['pinned'] else 'not pinned'}"))
 
 
 def chat(

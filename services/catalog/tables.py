@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 __all__ = [
@@ -43,7 +55,8 @@ class Table(DeclarativeBase):
 
 
 class PolicyRow(Table):
-    """`last_number` is the highest revision number allocated so far."""
+    """`last_number` is the highest revision number allocated so far; `pinned`: what its aliases point at stays
+    resident."""
 
     __tablename__ = "policies"
     policy: Mapped[str] = mapped_column(String(127), primary_key=True)
@@ -51,6 +64,10 @@ class PolicyRow(Table):
     base: Mapped[str]
     created_at: Mapped[float]
     last_number: Mapped[int] = mapped_column(default=0)
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
+    __table_args__ = (
+        Index("ix_policies_pinned", "policy", sqlite_where=text("pinned"), postgresql_where=text("pinned")),
+    )
 
 
 class RunRow(Table):

@@ -74,6 +74,12 @@ class MemoryTier:
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self._entries.values())
 
+    def free_places(self) -> int:
+        """How many revisions could come without another's leaving, as far as bytes are known; one place is left."""
+        if self._is_full(0):
+            return 0
+        return max(self._capacity - len(self._entries) - len(self._coming) - 1, 0)
+
     def digests(self) -> set[str]:
         """The adapters whose files an engine may still read."""
         return {entry.loaded.proof.adapter_sha256 for entry in (*self._entries.values(), *self._leaving)}

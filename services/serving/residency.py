@@ -101,8 +101,10 @@ class Residency:
         self.memory.notify()
 
     def missing(self) -> list[str]:
-        """What is wanted, neither resident nor refused, most urgent first."""
-        return [r for r in self.wanted() if self.memory.get(r) is None and not self.failures.refused(r)]
+        """What is wanted, neither resident nor refused, most urgent first; what need not be kept only while
+        nothing would leave for it."""
+        kept, others = self._absent(self.wanted()), self._absent(self._wanted.if_there_is_room)
+        return kept + others[: max(self.memory.free_places() - len(kept), 0)]
 
     async def preload(self, revisions: Iterable[str], enough: Callable[[], bool] = lambda: False) -> None:
         """Load without a request, in order, as many at once as are fetched ahead; what does not work is in
@@ -137,7 +139,7 @@ class Residency:
         return [r for r in self._lost if self.memory.get(r) is None and not self.failures.refused(r)]
 
     def wanted(self) -> list[str]:
-        """What the catalog wants here, most urgent first."""
+        """What the catalog wants kept here, most urgent first."""
         return self._wanted.revisions()
 
     def residents(self) -> list[Resident]:
@@ -238,6 +240,9 @@ class Residency:
         if waited:
             return entry, entry.found
         return entry, "slot" if revision in self._slots else "memory"
+
+    def _absent(self, revisions: Iterable[str]) -> list[str]:
+        return [r for r in revisions if self.memory.get(r) is None and not self.failures.refused(r)]
 
     async def _preload(self, revision: str) -> None:
         try:

@@ -23,6 +23,7 @@ won, and the worker publishes what the answer says, never its local result.
 | GET /internal/v1/policies/{tenant}/{policy}/moves | | list of AliasMove |
 | POST /internal/v1/policies/{tenant}/{policy}/aliases/{alias} | MoveAlias | AliasView |
 | POST /internal/v1/policies/{tenant}/{policy}/rollback | Rollback | AliasView |
+| POST /internal/v1/policies/{tenant}/{policy}/pin | PinPolicy | PolicyView |
 | GET /internal/v1/evaluations?run_id=&revision= | | list of EvaluationView |
 | POST /internal/v1/data | FileRef + tenant | FileRef |
 | GET /internal/v1/data/{tenant}/{sha256} | | FileRef |
@@ -208,6 +209,7 @@ class PolicyView(Message):
     revisions: int
     aliases: dict[str, str]
     active_run: str | None
+    pinned: bool = False
 
 
 class RunView(Message):
@@ -295,6 +297,12 @@ class Rollback(Message):
     to: str | None = None
     timeout_s: float = 60.0
     force: bool = False
+
+
+class PinPolicy(Message):
+    """Whether what the policy's aliases point at stays resident on every replica of its base."""
+
+    pinned: bool
 
 
 class CancelRequest(Message):

@@ -11,7 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.gateway.edge import Caller, Here
 from services.gateway.identity import Identity
 from services.gateway.mint_v1.owned import Cursor, Limit, PolicyPart, TenantPart, owned_policy
-from shared.catalog.api import AliasMove, AliasView, EvaluationView, MoveAlias, Page, PolicyView, RevisionView, Rollback
+from shared.catalog.api import (
+    AliasMove,
+    AliasView,
+    EvaluationView,
+    MoveAlias,
+    Page,
+    PinPolicy,
+    PolicyView,
+    RevisionView,
+    Rollback,
+)
 from shared.errors import Refused
 
 __all__ = [
@@ -20,6 +30,7 @@ __all__ = [
     "list_policies",
     "list_revisions",
     "move_alias",
+    "pin_policy",
     "roll_back",
     "show_policy",
 ]
@@ -48,6 +59,13 @@ class RollbackTo(BaseModel):
     to: ReferenceText | None = None
     timeout_s: Timeout = 60.0
     force: Force = False
+
+
+class Pin(BaseModel):
+    """A pinned policy's aliased revisions stay resident on every replica of its base model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    pinned: bool = True
 
 
 async def list_policies(
@@ -104,6 +122,11 @@ async def roll_back(
     to = None if wanted.to is None else _revision_of(name, wanted.to)
     request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s, force=wanted.force)
     return await gateway.catalog.rollback(name, request)
+
+
+async def pin_policy(tenant: TenantPart, policy: PolicyPart, body: Pin, gateway: Here, caller: Caller) -> PolicyView:
+    """Keep what the policy's aliases point at resident, or no longer; 409 when too many are pinned."""
+    return await gateway.catalog.pin(owned_policy(caller, tenant, policy), PinPolicy(pinned=body.pinned))
 
 
 async def list_evaluations(

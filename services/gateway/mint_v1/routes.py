@@ -65,6 +65,7 @@ def mint_router(route: type[EdgeRoute]) -> APIRouter:
     router.add_api_route(f"{one}/moves", policies.list_moves, methods=get)
     router.add_api_route(f"{one}/aliases/{{alias}}", policies.move_alias, methods=post)
     router.add_api_route(f"{one}/rollback", policies.roll_back, methods=post)
+    router.add_api_route(f"{one}/pin", policies.pin_policy, methods=post)
     revision = "/revisions/{tenant}/{policy}/{number}"
     router.add_api_route(revision, revisions.show_revision, methods=get)
     router.add_api_route(f"{revision}/manifest", revisions.revision_manifest, methods=get)
