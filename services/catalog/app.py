@@ -67,6 +67,7 @@ class CatalogApp:
             bases=resources.bases,
             lease_rules=LeaseRules(settings.lease_ttl_s, settings.command_deadline_s, settings.max_takes),
             clock=now,
+            tenant_pins=settings.tenant_pins,
         )
         self._faults = Faults(resources.name, resources.settings.fault, resources.settings.fault_dir)
         self._tasks: list[asyncio.Task[None]] = []

@@ -10,6 +10,7 @@ from services.catalog.database import Database
 from services.catalog.drive import Driver
 from services.catalog.leases import LeaseRules
 from services.catalog.moves import Mover
+from services.catalog.pins import MOST_OF_A_TENANT
 from services.catalog.validate import Validator
 from shared.bases import Base
 from shared.store.port import ObjectStore
@@ -25,3 +26,4 @@ class Parts:
     bases: Mapping[str, Base]
     lease_rules: LeaseRules
     clock: Clock
+    tenant_pins: int = MOST_OF_A_TENANT

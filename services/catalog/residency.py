@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from services.catalog import orders, runs
 from services.catalog.goal import Goal, goal_of, record_at, sampled_after, scores_step
 from services.catalog.pins import pinned_revisions
-from services.catalog.tables import AliasMoveRow, AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
+from services.catalog.tables import AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
 from shared.residency import Desired, DesiredRevision
 
 RUNNING, MOVING, PINNED, RECENT = 0, 1, 2, 3
@@ -84,18 +84,5 @@ def _sampling_next(session: Session, run: RunRow, goal: Goal) -> set[str]:
 
 def _moved_to_lately(session: Session, base: str) -> list[str]:
     """What the aliases that were moved last point at."""
-    query = (
-        select(AliasRow.revision)
-        .select_from(AliasMoveRow)
-        .join(
-            AliasRow,
-            (AliasRow.policy == AliasMoveRow.policy)
-            & (AliasRow.alias == AliasMoveRow.alias)
-            & (AliasRow.version == AliasMoveRow.version),
-        )
-        .join(RevisionRow, RevisionRow.revision == AliasRow.revision)
-        .where(RevisionRow.base == base)
-        .order_by(AliasMoveRow.seq.desc())
-        .limit(RECENT_MOVES)
-    )
+    query = select(AliasRow.revision).where(AliasRow.base == base).order_by(AliasRow.moved.desc()).limit(RECENT_MOVES)
     return list(session.scalars(query))

@@ -82,7 +82,7 @@ def policy_routes(parts: Parts) -> APIRouter:
 
     @router.post("/policies/{tenant}/{policy}/pin")
     async def pin(tenant: str, policy: str, request: PinPolicy) -> PolicyView:
-        view = await parts.database.write(pins.pin, f"{tenant}/{policy}", request.pinned)
+        view = await parts.database.write(pins.pin, f"{tenant}/{policy}", request.pinned, parts.tenant_pins)
         await parts.driver.settle()
         return view
 

@@ -170,15 +170,18 @@ class RevisionRow(Table):
 
 
 class AliasRow(Table):
-    """The index gives the policies that have an alias, in order of their names."""
+    """`base` is the policy's, `moved` the `seq` of the move that holds. The indexes give the policies that have
+    an alias, in order of their names, and the aliases of a base, in order of their last moves."""
 
     __tablename__ = "aliases"
-    __table_args__ = (Index("ix_aliases_alias", "alias", "policy"),)
+    __table_args__ = (Index("ix_aliases_alias", "alias", "policy"), Index("ix_aliases_moved", "base", "moved"))
     policy: Mapped[str] = mapped_column(ForeignKey("policies.policy"), primary_key=True)
     alias: Mapped[str] = mapped_column(String(63), primary_key=True)
     revision: Mapped[str] = mapped_column(ForeignKey("revisions.revision"))
     previous: Mapped[str | None]
     version: Mapped[int]
+    base: Mapped[str] = mapped_column(server_default="")
+    moved: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class AliasMoveRow(Table):

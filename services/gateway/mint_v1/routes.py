@@ -21,12 +21,15 @@ EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Error(BaseModel):
-    """`errors` lists every fault of a request that has several; `near` what was perhaps meant."""
+    """`errors` lists every fault of a request that has several; `near` what was perhaps meant. The queue
+    fields come with 503 and 429 where they are known."""
 
     code: str
     message: str
     near: list[str] = []
     errors: list[str] = []
+    queue_position: int | None = None
+    expected_wait_s: float | None = None
 
 
 class ErrorAnswer(BaseModel):

@@ -119,7 +119,13 @@ class VllmEngine:
         self._closed = True
         if self._grammars is not None:
             self._grammars.close()
-        await asyncio.to_thread(self._llm.shutdown)
+        # Nobody else tells them: `shutdown` cancels the task that feeds them, and its own error handling with it.
+        self._llm.output_processor.propagate_error(EngineDeadError())
+        try:
+            await asyncio.to_thread(self._llm.shutdown)
+        finally:
+            # Again for those that began meanwhile; from now on vLLM refuses them itself.
+            self._llm.output_processor.propagate_error(EngineDeadError())
         # vLLM closes its sockets and leaves their context, with its threads, to the garbage collector.
         await asyncio.to_thread(self._llm.engine_core.resources.ctx.destroy, 0)
         await asyncio.to_thread(end_processes, self._children.alive())
@@ -155,12 +161,14 @@ class VllmEngine:
         return report
 
     async def _add(self, lora: LoRARequest) -> None:
+        """Raises EngineError, never AdapterRefused: it was admitted, and why vLLM failed comes as text alone, a
+        moment's want of memory like anything else."""
         try:
             added = await self._call(self._llm.add_lora(lora))
         except EngineDead:
             raise
-        except Exception as error:
-            raise AdapterRefused(f"adapter {lora.lora_name}: vLLM refused it: {error}") from error
+        except EngineError as error:
+            raise EngineError(f"adapter {lora.lora_name}: vLLM did not take it: {error}") from error
         if not added:
             raise EngineError(f"vLLM did not add adapter {lora.lora_name} as id {lora.lora_int_id}")
 
@@ -169,6 +177,10 @@ class VllmEngine:
             return ()
         settings = SamplingSettings(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         request = SampleRequest("probe", manifest.probe.prompt, settings)
+        try:
+            check_request(request, self._has, self._vocab_size)
+        except ValueError as error:
+            raise AdapterRefused(f"adapter {manifest.revision}: its probe cannot be asked: {error}") from error
         found: tuple[float | None, ...] = ()
         async for chunk in self._sequence(request, 0, 0, lora):
             found = chunk.prompt_logprobs or found

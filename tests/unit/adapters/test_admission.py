@@ -235,6 +235,17 @@ def test_values_that_are_not_finite(tmp_path: Path, base: Base, host: Host, valu
         _refused(tmp_path, base, host, "not finite", tensors=tensors)
 
 
+@pytest.mark.parametrize(("name", "value"), [(Q_B, 3e38), (Q_B, -1.7e38), (Q_A, 3.4e38)])
+def test_values_that_do_not_stay_finite_in_an_engine(
+    tmp_path: Path, base: Base, host: Host, name: str, value: float
+) -> None:
+    """With alpha 16 and rank 8, B is scaled by 2; bfloat16 ends before float32 does."""
+    tensors = lora_tensors(base, 8, seed=0)
+    tensors[name][0, 0] = value
+    with np.errstate(over="ignore"):
+        _refused(tmp_path, base, host, "stays finite", tensors=tensors)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -253,6 +264,11 @@ def test_values_that_are_not_finite(tmp_path: Path, base: Base, host: Host, valu
         ({"use_rslora": True}, "use_rslora differs"),
         ({"target_modules": ["q_proj"]}, "target_modules in adapter_config.json"),
         ({"target_modules": "all-linear"}, "target_modules in adapter_config.json"),
+        ({"target_modules": [1, "q_proj"]}, "target_modules in adapter_config.json"),
+        ({"r": 8.0}, "byte for byte"),
+        ({"lora_alpha": 16.0}, "byte for byte"),
+        ({"lora_dropout": 0.5}, "byte for byte"),
+        ({"a_key_of_tomorrow": 1}, "byte for byte"),
     ],
 )
 def test_configs_that_compute_something_else(
@@ -265,6 +281,8 @@ def test_configs_that_compute_something_else(
 def test_a_config_that_is_no_json(tmp_path: Path, base: Base, host: Host) -> None:
     _refused(tmp_path, base, host, "is no JSON", config=b"{")
     _refused(tmp_path, base, host, "is no JSON object", config=b"[1]")
+    _refused(tmp_path, base, host, "is no JSON", config=b"[" * 100_000)
+    _refused(tmp_path, base, host, "at most 1048576 are read", config=b" " * (2**20 + 1))
 
 
 def test_a_manifest_that_lists_other_tensors(tmp_path: Path, base: Base, host: Host) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import math
 import warnings
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import torch
 
 from shared.adapters.host import host_of
 from shared.bases import Base
-from shared.engine.port import EngineDead, EngineError, Grammar, SamplingSettings
+from shared.engine.port import AdapterRefused, EngineDead, EngineError, Grammar, SampleRequest, SamplingSettings
 from shared.engine.settings import EngineSettings
 from tests.serving_kit import make_base
 
@@ -171,11 +172,84 @@ async def test_what_a_call_raised_in_the_worker_is_an_engine_error(vllm: Any, ba
         raise Exception("Call to collective_rpc method failed: no space left")
 
     llm = SimpleNamespace(errored=False)
-    started = vllm.start.Started(llm, children=None, record=Path(), group=False, zero=None)
-    has = SimpleNamespace(max_resident=2)
-    engine = vllm.engine.VllmEngine(started, host_of(base), has, vocab_size=9)
+    engine = _engine(vllm, base, llm)
     with pytest.raises(EngineError, match="no space left"):
         await engine._call(failed())
     llm.errored = True
     with pytest.raises(EngineDead):
         await engine._call(asyncio.sleep(60))
+
+
+async def test_what_vllm_does_not_take_is_no_refusal(vllm: Any, base: Base) -> None:
+    """It passed admission, and want of memory looks like anything else: a refusal would stand for good."""
+
+    async def add_lora(lora: Any) -> bool:
+        raise Exception("Call to add_lora method failed: [Errno 12] Cannot allocate memory")
+
+    engine = _engine(vllm, base, SimpleNamespace(errored=False, add_lora=add_lora))
+    with pytest.raises(EngineError, match=r"adapter a: vLLM did not take it: .*Cannot allocate memory") as raised:
+        await engine._add(SimpleNamespace(lora_name="a", lora_int_id=1))
+    assert not isinstance(raised.value, AdapterRefused)
+
+
+class _Hanging:
+    """vLLM whose engine process answers nothing. As there, `shutdown` ends what feeds the streams, and tells
+    them nothing; `during` is asked for while it lasts."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.queues: list[asyncio.Queue[Exception]] = []
+        self.begun = asyncio.Semaphore(0)
+        self.output_processor = self
+        context = SimpleNamespace(destroy=lambda linger: None)
+        self.engine_core = SimpleNamespace(resources=SimpleNamespace(ctx=context))
+        self.during: Callable[[], None] = lambda: None
+
+    def propagate_error(self, error: Exception) -> None:
+        for queue in self.queues:
+            queue.put_nowait(error)
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        self.queues.append(asyncio.Queue())
+        self.begun.release()
+        raise await self.queues[-1].get()
+        yield
+
+    def shutdown(self) -> None:
+        self.during()
+
+
+async def test_closing_an_engine_that_hangs_ends_its_streams(vllm: Any, base: Base, tmp_path: Path) -> None:
+    llm = _Hanging()
+    engine = _engine(vllm, base, llm, tmp_path / "record")
+    loop = asyncio.get_running_loop()
+    request = SampleRequest("r", (1, 2), SamplingSettings(max_tokens=4))
+
+    async def ask() -> None:
+        async for _ in engine._sequence(request, 0, 1, None):
+            raise AssertionError("a hanging engine gave a token")
+
+    before, late = asyncio.create_task(ask()), asyncio.Event()
+    tasks = [before]
+    await llm.begun.acquire()
+
+    async def ask_late() -> None:
+        """A stream that passed the checks before the engine was closed."""
+        assert before.done(), "it is told before the shutdown, which may last"
+        tasks.append(asyncio.create_task(ask()))
+        await llm.begun.acquire()
+        late.set()
+
+    llm.during = lambda: asyncio.run_coroutine_threadsafe(ask_late(), loop).result(20)
+    await engine.close()
+    assert late.is_set()
+    async with asyncio.timeout(20):
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(error) for error in ended] == [EngineDead, EngineDead]
+
+
+def _engine(vllm: Any, base: Base, llm: Any, record: Path = Path()) -> Any:
+    """Over a vLLM that is not there."""
+    started = vllm.start.Started(llm, SimpleNamespace(alive=list), record, group=False, zero=None)
+    return vllm.engine.VllmEngine(started, host_of(base), SimpleNamespace(max_resident=2), vocab_size=9)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mint_schemas.common import FileRef
 
+from services.serving.wanted import Wanted
+from shared.adapters.manifest import Manifest
+from shared.residency import Desired, DesiredRevision
 from tests.serving_kit import Stage, ask, make_base, running, tokens, until
 
 
@@ -52,3 +57,27 @@ async def test_what_is_to_be_kept_comes_back_and_a_pinned_one_never_leaves(stage
             await tokens(replica, ask(name))
         assert stage.controls.loads == dict.fromkeys(("acme/pinned@1", *hot), 1)
         assert "acme/pinned@1" in [entry.revision for entry in replica.residency.residents()]
+
+
+def _wanted(sizes: dict[str, int], max_bytes: int = 2**30, capacity: int = 4) -> Wanted:
+    """r<n> is what a run needs, m<n> what an alias move waits for."""
+    wanted = Wanted(capacity, max_bytes)
+    entries = [DesiredRevision(revision=name, adapter_sha256=name, priority=int(name[0] == "m")) for name in sizes]
+    wanted.take(Desired(base="b", entries=tuple(entries)))
+    for name, size in sizes.items():
+        named: Any = {"revision": name, "files": {"tensors": FileRef(key="k", size=size, sha256="0" * 64)}}
+        wanted.learn(Manifest.model_construct(None, **named))
+    return wanted
+
+
+def test_runs_leave_one_place_to_the_first_alias_move() -> None:
+    runs = [f"r{number}" for number in range(6)]
+    assert _wanted(dict.fromkeys([*runs, "m0", "m1"], 1)).revisions() == ["r0", "r1", "r2", "m0"]
+    assert _wanted(dict.fromkeys(runs, 1)).revisions() == ["r0", "r1", "r2", "r3"]
+    assert _wanted(dict.fromkeys(["r0", "m0", "r1", "m1"], 1)).revisions() == ["r0", "r1", "m0", "m1"]
+    assert _wanted(dict.fromkeys(["r0", "m0"], 1), capacity=1).revisions() == ["r0"]
+
+
+def test_runs_leave_the_first_alias_move_its_bytes() -> None:
+    assert _wanted({"r0": 4, "r1": 4, "m0": 3, "m1": 1}, max_bytes=10).revisions() == ["r0", "m0"]
+    assert _wanted({"r0": 4, "r1": 4, "m0": 11}, max_bytes=10).revisions() == ["r0", "r1"]
