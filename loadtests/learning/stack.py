@@ -91,7 +91,7 @@ def stack(folder: Path) -> Iterator[Stack]:
     """`mint up` in `folder`, `mint down` at the end."""
     data = ("--data", str(folder))
     try:
-        mint("up", "--detach", *data)
+        mint("up", "--detach", "--free-ports", *data)
         yield Stack(folder.resolve())
     finally:
         mint("down", *data)
