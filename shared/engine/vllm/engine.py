@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,20 @@ from .translate import chunk_of, sampling_params
 
 R = TypeVar("R")
 _DEATH_POLL_S = 0.5
+_ASK_IDLE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What was in slots when vLLM was last asked. A question keeps its worker spinning for a second, so that an idle
+    engine is asked once a minute and not at every look."""
+
+    touched: int
+    at: float
+    slots: frozenset[int]
+
+    def holds(self, touched: int, now: float) -> bool:
+        return touched == self.touched and now - self.at < _ASK_IDLE_EVERY_S
 
 
 class VllmEngine:
@@ -67,6 +82,9 @@ class VllmEngine:
         self._group = started.group
         self._grammars: Grammars | None = started.grammars
         self._strays: set[int] = set()
+        self._running = 0
+        self._touched = 0
+        self._listed: _Listed | None = None
         self._ready = False
         self._closed = False
 
@@ -96,19 +114,25 @@ class VllmEngine:
             followers = await self._followers(request)
             seeds = sequence_seeds(request.seed, request.n)
             sequences = [self._sequence(request, i, seeds[i], lora, followers[i]) for i in range(request.n)]
+            held.enter_context(self._runs())
             async with aclosing(sequences[0] if request.n == 1 else merged(sequences)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def resident(self) -> list[ResidentAdapter]:
         """Raises EngineError if vLLM lists other adapters than the shelf: then neither can be trusted."""
-        # The shelf first: a load that ends while vLLM answers must not look like a lost adapter.
-        known = {entry.handle for entry in self._shelf.entries().values()}
-        listed = await self._call(self._llm.list_loras())
-        slots = set(await self._rpc("mint_slots"))
-        if not known <= set(listed):
-            raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
-        return self._shelf.resident(slots.__contains__)
+        self._check_alive()
+        now, touched = time.monotonic(), self._touched
+        if self._listed is None or self._running or not self._listed.holds(touched, now):
+            # The shelf first: a load that ends while vLLM answers must not look like a lost adapter.
+            known = {entry.handle for entry in self._shelf.entries().values()}
+            listed = await self._call(self._llm.list_loras())
+            slots = frozenset(await self._rpc("mint_slots"))
+            if not known <= set(listed):
+                raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
+            # Two calls were its own; whatever else came between makes it old at once.
+            self._listed = _Listed(touched + 2, now, slots)
+        return self._shelf.resident(self._listed.slots.__contains__)
 
     def capabilities(self) -> Capabilities:
         return self._has
@@ -243,6 +267,15 @@ class VllmEngine:
             except EngineGenerateError as error:
                 raise EngineError(f"vLLM failed request {request.request_id}: {error.__cause__!r}") from error
 
+    @contextmanager
+    def _runs(self) -> Iterator[None]:
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._touched += 1
+
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._call(self._llm.collective_rpc(method, args=args)))[0]
 
@@ -255,6 +288,7 @@ class VllmEngine:
     async def _call(self, work: Awaitable[R]) -> R:
         """An answer of the engine process. Raises EngineDead when it dies instead of answering, and
         EngineError for what the call itself raised there (vLLM sends it as a bare Exception)."""
+        self._touched += 1
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

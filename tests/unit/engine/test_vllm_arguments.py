@@ -249,6 +249,55 @@ async def test_closing_an_engine_that_hangs_ends_its_streams(vllm: Any, base: Ba
     assert [type(error) for error in ended] == [EngineDead, EngineDead]
 
 
+class _Listing:
+    """vLLM that lists one adapter, and counts how often it is asked."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def list_loras(self) -> set[int]:
+        self.asked += 1
+        return {1}
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        return [[1]]
+
+
+async def test_an_idle_engine_is_asked_once_and_again_after_anything_was_done(
+    vllm: Any, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question keeps vLLM's worker spinning for a second: looks every two seconds took half a core for ever."""
+    llm, clock = _Listing(), [0.0]
+    monkeypatch.setattr(vllm.engine.time, "monotonic", lambda: clock[0])
+    engine = _engine(vllm, base, llm)
+    for _ in range(3):
+        assert await engine.resident() == []
+    assert llm.asked == 1
+    await engine._rpc("anything")
+    await engine.resident()
+    assert llm.asked == 2
+    with engine._runs():
+        for _ in range(2):
+            await engine.resident()
+    assert llm.asked == 4
+    await engine.resident()
+    await engine.resident()
+    assert llm.asked == 5
+    clock[0] = 61.0
+    await engine.resident()
+    assert llm.asked == 6
+
+
+async def test_what_happens_while_the_engine_is_asked_makes_the_answer_old(vllm: Any, base: Base) -> None:
+    llm = _Listing()
+    engine = _engine(vllm, base, llm)
+    await asyncio.gather(engine.resident(), engine._rpc("anything"))
+    await engine.resident()
+    assert llm.asked == 2
+
+
 def _engine(vllm: Any, base: Base, llm: Any, record: Path = Path()) -> Any:
     """Over a vLLM that is not there."""
     started = vllm.start.Started(llm, SimpleNamespace(alive=list), record, group=False, zero=None)
