@@ -65,7 +65,7 @@ def grpo_request(name: str, task: dict[str, Any]) -> dict[str, Any]:
         "policy": f"bench/{name.replace('_', '-')}", "base": SMOLLM2_NAME, "seed": 8,
         "method": {
             "kind": "grpo", "task": task, "steps": GRPO_STEPS, "prompts_per_step": 12, "group_size": 8,
-            "max_tokens": 6, "optimizer": {"learning_rate": 5e-4},
+            "max_tokens": 6, "optimizer": {"learning_rate": 2e-4, "warmup_steps": 2},
         },
         "evaluation": evaluation(task),
     }  # fmt: skip
