@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from services.gateway.documented import EVERY_METHOD, said
 from services.gateway.edge import EdgeRoute, no_such_route
 from services.gateway.mint_v1 import policies, revisions, runs
 from services.gateway.mint_v1.data import put_data
@@ -16,8 +17,6 @@ from services.gateway.mint_v1.status import show_status
 from services.gateway.mint_v1.submit import submit_run
 
 __all__ = ["mint_router"]
-
-EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Error(BaseModel):
@@ -36,11 +35,8 @@ class ErrorAnswer(BaseModel):
     error: Error
 
 
-def _said(**texts: str) -> dict[int | str, dict[str, Any]]:
-    return {int(status[1:]): {"model": ErrorAnswer, "description": text} for status, text in texts.items()}
-
-
-FAILURES = _said(
+FAILURES = said(
+    ErrorAnswer,
     _401="no key, or an unknown one",
     _404="unknown, or another tenant's",
     _409="a condition did not hold",
