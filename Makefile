@@ -1,14 +1,15 @@
-# The seven targets a person needs, and two for optional libraries; each sets up what it uses.
+# The seven targets a person needs, and three for optional libraries; each sets up what it uses.
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cat requirements.lock pyproject.toml schemas/pyproject.toml Makefile | cksum | cut -d' ' -f1)
 GYM_STAMP := .venv/.reasoning-gym-$(shell cat requirements-reasoning-gym.lock | cksum | cut -d' ' -f1)
 LM_EVAL_STAMP := .venv/.lm-eval-$(shell cat requirements-lm-eval.lock | cksum | cut -d' ' -f1)
+SCHEMATHESIS_STAMP := .venv/.schemathesis-$(shell cat requirements-schemathesis.lock | cksum | cut -d' ' -f1)
 TORCH_WHEELS := https://download.pytorch.org/whl/cpu/torch/
 SMOLLM2 := $(or $(MINT_CACHE),$(HOME)/.cache/mint)/bases/smollm2-135m
 
-.PHONY: setup reasoning-gym lm-eval check test test-slow demo clean
+.PHONY: setup reasoning-gym lm-eval schemathesis check test test-slow demo clean
 
 setup: $(STAMP) $(SMOLLM2)/model.safetensors
 
@@ -43,6 +44,14 @@ $(LM_EVAL_STAMP): | $(STAMP)
 	@rm -f .venv/.lm-eval-*
 	@touch $@
 
+# schemathesis: an extra, since only its own test imports it.
+schemathesis: $(SCHEMATHESIS_STAMP)
+
+$(SCHEMATHESIS_STAMP): | $(STAMP)
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -r requirements-schemathesis.lock
+	@rm -f .venv/.schemathesis-*
+	@touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,7 +64,7 @@ check: $(STAMP)
 test: setup $(GYM_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: setup $(GYM_STAMP) $(LM_EVAL_STAMP)
+test-slow: setup $(GYM_STAMP) $(LM_EVAL_STAMP) $(SCHEMATHESIS_STAMP)
 	$(BIN)/python -m pytest -m slow
 
 demo: setup

@@ -1,7 +1,8 @@
 """Bring one run as far as it can go now, in one transaction.
 
 Looks at the run, plans, and carries the action out, again and again, until the run waits for workers, for
-a replica, or is over. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
+a replica, or is over. What a client commands itself is moved by its own operations; only the saves that wait for an
+export are settled here. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from mint_schemas.commands import Command
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from services.catalog import aliases, commands, orders, plan, runs, situation
+from services.catalog import aliases, commands, orders, plan, runs, sampler_saves, situation
 from services.catalog.actions import Order
+from services.catalog.model_end import TINKER
+from services.catalog.operation_rules import OperationRules
 from services.catalog.readiness import Readiness
 from services.catalog.register import register
 from services.catalog.situation import ReadyRules
@@ -33,6 +36,11 @@ class Surroundings:
     ready: ReadyRules
     deadline_s: float
     now: float
+    operations: OperationRules | None = None
+
+    @property
+    def rules(self) -> OperationRules:
+        return self.operations or OperationRules(self.bases, deadline_s=self.deadline_s)
 
 
 def advance(session: Session, run_id: str, around: Surroundings) -> None:
@@ -52,6 +60,9 @@ def advance(session: Session, run_id: str, around: Surroundings) -> None:
             around.bases,
             around.now,
         )
+        return
+    if run.method == TINKER:
+        sampler_saves.settle(session, run, around.rules, around.now)
         return
     try:
         while _one_step(session, run, around):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,10 +56,12 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 class Database:
-    """Owns the engine and the threads that use it."""
+    """Owns the engine and the threads that use it. `committed` is called behind each write that left something in
+    `session.info`, with that, in the thread of the write."""
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
+        self.committed: Callable[[Mapping[Any, Any]], None] | None = None
         self._writers = self.engine.execution_options(**{IMMEDIATE: True})
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="catalog-write")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="catalog-read")
@@ -73,7 +75,10 @@ class Database:
     def write_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`write`, in the calling thread."""
         with self._transaction(self._writers) as session:
-            return work(session, *args, **kwargs)
+            result = work(session, *args, **kwargs)
+        if session.info and self.committed is not None:
+            self.committed(session.info)
+        return result
 
     def read_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`read`, in the calling thread."""

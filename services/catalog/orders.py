@@ -79,7 +79,7 @@ def export(session: Session, run: RunRow, order: plan.Export) -> ExportRequested
         policy=run.policy or "",
         base=run.base or "",
         step=order.step,
-        checkpoint=_checkpoint(session, run.run_id, order.step),
+        checkpoint=checkpoint_of(session, run.run_id, order.step),
         lora=lora_of(run),
         parent=parent_at(session, run, order.step),
     )
@@ -115,6 +115,7 @@ def lora_of(run: RunRow) -> Lora:
 def parent_at(session: Session, run: RunRow, step: int) -> str | None:
     """The revision that `step`'s own one descends from: the run's latest before it, else its parent."""
     query = select(RevisionRow.revision).where(RevisionRow.run_id == run.run_id, RevisionRow.step < step)
+    query = query.where(RevisionRow.ephemeral.is_(False))
     return session.scalars(query.order_by(RevisionRow.step.desc()).limit(1)).first() or run.parent
 
 
@@ -125,7 +126,7 @@ def _seed(run: RunRow, purpose: str) -> int:
 def _start(session: Session, run: RunRow, step: int) -> tuple[CheckpointRef | None, bool]:
     """(training checkpoint to continue from, whether the optimizer begins afresh)."""
     if step > 1:
-        return _checkpoint(session, run.run_id, step - 1), False
+        return checkpoint_of(session, run.run_id, step - 1), False
     return _parent_adapter(session, run), True
 
 
@@ -143,11 +144,12 @@ def _parent_adapter(session: Session, run: RunRow) -> CheckpointRef | None:
     parent = find_revision(session, run.parent)
     if parent is None:
         raise Fatal(f"the parent {run.parent} of run {run.run_id} is not in the catalog")
-    held = _checkpoint(session, parent.run_id, parent.step)
+    held = checkpoint_of(session, parent.run_id, parent.step)
     return CheckpointRef(files=lasting(held.files), step=held.step)
 
 
-def _checkpoint(session: Session, run_id: str, step: int) -> CheckpointRef:
+def checkpoint_of(session: Session, run_id: str, step: int) -> CheckpointRef:
+    """Raises Fatal for a step that has none."""
     row = session.get(CheckpointRow, (run_id, step))
     if row is None:
         raise Fatal(f"run {run_id} has no training checkpoint of step {step}")

@@ -1,7 +1,8 @@
 """Desired residency: what the serving replicas of each base model should hold, read from the database.
 
 Out: one `Desired` per base. Invariant: it follows from committed rows alone, so that the bucket can be
-rebuilt at any time. Most urgent first: what an active run samples with, then what an alias move waits
+rebuilt at any time. What clients sample with of a model that they command themselves is brought in by their
+requests. Most urgent first: what an active run samples with, then what an alias move waits
 for, then what aliases point at.
 """
 
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from services.catalog import orders, runs
 from services.catalog.goal import Goal, goal_of, record_at, sampled_after, scores_step
+from services.catalog.model_end import TINKER
 from services.catalog.tables import AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
 from shared.residency import Desired, DesiredRevision
 
@@ -26,7 +28,7 @@ def desired(session: Session, base: str, now: float) -> Desired:
     for revision in session.scalars(select(PrewarmRow.revision).where(PrewarmRow.until > now)):
         urgency[revision] = MOVING
     active = select(RunRow).where(RunRow.base == base, RunRow.state.in_(runs.ACTIVE)).order_by(RunRow.seq)
-    for run in session.scalars(active):
+    for run in session.scalars(active.where(RunRow.method != TINKER)):
         for revision in needed(session, run):
             urgency[revision] = RUNNING
     query = select(RevisionRow.revision, RevisionRow.adapter_sha256).where(

@@ -2,7 +2,7 @@
 
 Of other revisions the adapter stays, for runs that continue it or measure their distance from it, without
 what only the next step of its own run could use; other steps are dropped whole. Invariant: the rows change
-first, in a transaction; only then are the files that no row names deleted.
+first, in a transaction; only then are the files that no row names deleted. The state that a model is in stays too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TypeVar
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from services.catalog.tables import AliasRow, CheckpointRow, FileRow, RevisionRow
+from services.catalog import file_uses
+from services.catalog.operation_tables import ModelRow
+from services.catalog.tables import AliasRow, CheckpointRow, CommandRow, FileRow, RevisionRow
 
 OPTIMIZER = "optimizer.safetensors"
 PASSING = (OPTIMIZER, "gradients.safetensors", "old_logprobs.safetensors")
@@ -32,11 +34,16 @@ def thin(session: Session, run_id: str) -> list[str]:
         session.execute(select(RevisionRow.step, RevisionRow.revision).where(RevisionRow.run_id == run_id)).all()
     )
     of_the_run = select(RevisionRow.revision).where(RevisionRow.run_id == run_id)
+    exports = select(CommandRow.step).where(CommandRow.run_id == run_id, CommandRow.kind == "export")
+    exporting = set(session.scalars(exports.where(CommandRow.state.in_(("open", "committed")))))
     aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(of_the_run))))
     freed: list[str] = []
+    held = session.scalars(select(ModelRow.state_step).where(ModelRow.run_id == run_id)).first()
     for row in rows[KEPT_OF_A_RUN:]:
+        if row.step == held:
+            continue
         revision = revisions.get(row.step)
-        if revision is None:
+        if revision is None and row.step not in exporting:
             freed += [ref["key"] for ref in row.files.values()]
             session.delete(row)
         elif revision not in aliased and not row.files.keys().isdisjoint(PASSING):
@@ -53,7 +60,8 @@ def lasting(files: Mapping[str, T]) -> dict[str, T]:
 
 def _unname(session: Session, keys: list[str]) -> list[str]:
     """Attempt files belong to one row; blobs may be shared and are left to the sweeper."""
-    own = [key for key in keys if key.startswith("attempts/")]
+    used = file_uses.used(session, keys)
+    own = [key for key in keys if key.startswith("attempts/") and key not in used]
     if own:
         session.execute(delete(FileRow).where(FileRow.key.in_(own)))
     return own

@@ -21,6 +21,10 @@ class GatewaySettings(CommonSettings):
     gateway_resolve_timeout_s: Seconds = 5.0
     gateway_max_upload_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     gateway_max_json_bytes: Annotated[int, Field(ge=1, description="of a body other than uploaded data")] = 1 << 25
+    gateway_max_data: Annotated[int, Field(ge=1, description="of one forward or forward_backward")] = 4096
+    gateway_max_numbers: Annotated[int, Field(ge=1, description="tokens and inputs of one operation")] = 1 << 24
+    gateway_hold_s: Annotated[float, Field(gt=0, le=40, description="how long a future is waited for")] = 20.0
+    gateway_local_tenant: Annotated[str, Field(description="of sessions by a key of all tenants")] = "local"
     gateway_max_choices: Annotated[int, Field(ge=1, description="prompts × n of one request")] = 1024
     gateway_parallel_choices: Annotated[int, Field(ge=1, description="sampled at a time, per request")] = 32
     gateway_default_max_tokens: Annotated[int, Field(ge=1, description="chat, when the request gives none")] = 1024

@@ -23,11 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from services.gateway.anything import register_anything
 from services.gateway.config import GatewaySettings
 from services.gateway.errors import Problem, mint_answer, openai_answer, problem_of
 from services.gateway.identity import Identity, Keys
 from services.gateway.ports import Catalog, Publisher, Replicas, Tiers
 from services.gateway.resolution import Resolver
+from services.gateway.tinker.ports import Operations
 from shared.bases import Base
 from shared.errors import Refused
 from shared.sampling.port import Sampler
@@ -35,7 +37,9 @@ from shared.store.port import ObjectStore
 from shared.telemetry import log_fields
 from shared.text.codec import TextCodec
 
-__all__ = ["Caller", "EdgeRoute", "Gateway", "Here", "edge_routes", "no_such_route", "request_id"]
+__all__ = ["Caller", "EdgeRoute", "Gateway", "Here", "bounded", "edge_routes", "no_such_route", "request_id"]
+
+register_anything()
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -49,6 +53,7 @@ class Gateway:
     bases: Mapping[str, Base]
     codecs: Mapping[str, TextCodec]
     catalog: Catalog
+    operations: Operations
     resolver: Resolver
     sampler: Sampler
     replicas: Replicas
@@ -66,6 +71,11 @@ class EdgeRoute(APIRoute):
     def render(problem: Problem) -> JSONResponse:
         raise NotImplementedError
 
+    @classmethod
+    def admit(cls, request: Request) -> Request:
+        """A request whose body is about to be read, bounded."""
+        return bounded(request, cls.gateway.settings.gateway_max_json_bytes)
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Here, and not around the handler, so that a streamed answer is logged with its request too.
         The span is the service shell's; it gets the id and the route."""
@@ -78,19 +88,23 @@ class EdgeRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         inner = super().get_route_handler()
-        gateway, render, has_body = self.gateway, self.render, self.body_field is not None
+        gateway, render, admit, has_body = self.gateway, self.render, self.admit, self.body_field is not None
 
         async def handle(request: Request) -> Response:
             response: Response
+            identity: Identity | None = None
             try:
                 request.state.gateway = gateway
-                request.state.identity = gateway.keys.identify(request)
+                identity = await gateway.keys.identify(request)
+                request.state.identity = identity
                 if has_body:
-                    request = _bounded(request, gateway.settings.gateway_max_json_bytes)
+                    request = admit(request)
                 response = await inner(request)
             except Exception as error:
                 response = render(problem_of(error, request_id(request)))
             response.headers["x-request-id"] = request_id(request)
+            if identity is not None and identity.stale:
+                response.headers["mint-key"] = "stale"
             return response
 
         return handle
@@ -114,7 +128,7 @@ def request_id(request: Request) -> str:
     return str(request.scope["mint_request_id"])
 
 
-def _bounded(request: Request, bound: int) -> Request:
+def bounded(request: Request, bound: int) -> Request:
     """The same request, whose body ends in a 413 once it is longer than `bound` bytes."""
     size = 0
 

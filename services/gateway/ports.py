@@ -16,6 +16,7 @@ from shared.catalog.api import (
     AliasMove,
     AliasView,
     CancelRequest,
+    DataView,
     EvaluationView,
     JournalEntry,
     MoveAlias,
@@ -65,6 +66,7 @@ class Catalog(Protocol):
     async def rollback(self, policy: str, request: Rollback) -> AliasView: ...
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[EvaluationView]: ...
     async def register_data(self, tenant: str, file: FileRef) -> FileRef: ...
+    async def list_data(self, tenant: str, limit: int = 50, cursor: str | None = None) -> Page[DataView]: ...
 
 
 class Publisher(Protocol):

@@ -25,6 +25,7 @@ won, and the worker publishes what the answer says, never its local result.
 | POST /internal/v1/policies/{tenant}/{policy}/rollback | Rollback | AliasView |
 | GET /internal/v1/evaluations?run_id=&revision= | | list of EvaluationView |
 | POST /internal/v1/data | FileRef + tenant | FileRef |
+| GET /internal/v1/data/{tenant}?limit=&cursor= | | Page of DataView |
 | GET /internal/v1/data/{tenant}/{sha256} | | FileRef |
 
 Errors are `{"error": {"code", "message", "near"?}}` with 400 (what is allowed), 404, 409 (a condition
@@ -297,6 +298,15 @@ class Rollback(Message):
 class CancelRequest(Message):
     actor: str
     reason: str = "cancelled by request"
+
+
+class DataView(Message):
+    """A tenant's own uploaded file: its reference, as a request names it, and when it came."""
+
+    key: str
+    sha256: str
+    size: int
+    created_at: str
 
 
 class ErrorBody(Message):

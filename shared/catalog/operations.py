@@ -40,6 +40,7 @@ from mint_schemas.common import FileRef
 from mint_schemas.training import Lora
 from pydantic import Base64Bytes, Field
 
+from shared.adapters.manifest import Manifest
 from shared.catalog.api import Message
 
 OperationKind = Literal[
@@ -146,13 +147,18 @@ class ModelPage(Message):
 
 class Submit(Caller):
     """One operation of a model. The same (model_id, seq_id) with the same digest is the same operation; with
-    another digest a 409."""
+    another digest a 409. `seq_id` 0: its client numbers it not (mint's reverse KL); it comes directly behind the
+    highest number accepted so far, and takes none of the numbers that the client counts on. With a `key`, the same
+    (model_id, key) again is the same operation. With a `failure`, what was sent is not allowed: it is stored as
+    failed from the start, no worker sees it, and its number is used, so that what comes behind it need not wait."""
 
     model_id: str
     seq_id: int
     kind: OperationKind
     digest: str
     payload: Content
+    key: str = ""
+    failure: Failure | None = None
 
 
 class SubmitSample(Caller):
@@ -192,16 +198,22 @@ class Operation(Message):
 
 
 class TakeOperations(Message):
+    """`epoch`: of the lease that the worker goes on with. 0: it begins; what it still holds from before its last start
+    is granted anew."""
+
     policy: str
     worker: str
     limit: int = 32
+    epoch: int = 0
 
 
 class OperationsTaken(Message):
     """`granted`: work on `operations` in order, committing each under `epoch`. The state to start from: `start`
     (None: a fresh adapter from `seed`), then the forward_backwards of `replay` (their results stand; only their
     gradients are needed). `state_id` names exactly that state: a slot that holds it needs neither.
-    `busy`: another learner has the lease; `idle`: nothing to do."""
+    `shared.operations.state` makes these names, so that a learner can follow what its own slot holds. `step`: of the
+    last training checkpoint; the next one, of an optim_step or a load, has a higher one, and a save that of the state
+    that it saves. `busy`: another learner has the lease; `idle`: nothing to do."""
 
     status: Literal["granted", "busy", "idle"]
     epoch: int = 0
@@ -220,10 +232,14 @@ class OperationsTaken(Message):
 
 
 class OperationsLease(Message):
+    """Of a policy, or of a sample: then its `request_id` stands in `policy`, or for itself. `failure` (release only):
+    why the attempt gave up; then the take counts."""
+
     policy: str
     worker: str
     epoch: int
     failure: str = ""
+    request_id: str = ""
 
 
 class CommitOperation(Message):
@@ -313,9 +329,21 @@ class CopyPath(Caller):
 
 
 class ImportPath(Caller):
-    """A PEFT adapter made elsewhere, its files in the store and admitted already."""
+    """A PEFT adapter made elsewhere, or combined from checkpoints, its files in the store and admitted already.
+
+    `files`, all of them blobs: `adapter_model.safetensors` and `adapter_config.json` (the revision's, named by
+    `manifest`), `adapter.safetensors` and `state.json` (a training checkpoint without optimizer of the same values;
+    a load reads the shape, the base digest and the tensors of it, never its policy, run or step). `manifest`: whole
+    but for what the catalog gives: `revision`, `policy`, `run_id` and `step`. `digest` names the request: the same
+    tenant, name and digest again is the same operation, another digest under that name a 409. The result is a
+    SavedResult with the `tinker://<model_id>/sampler_weights/<name>` path, whose row has the revision and the
+    checkpoint, and with `note` as given."""
 
     session_id: str | None
     base: str
     name: str
     files: dict[str, FileRef]
+    manifest: Manifest
+    digest: str
+    kind: Literal["import", "interpolate"] = "import"
+    note: str = ""

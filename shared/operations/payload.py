@@ -110,7 +110,8 @@ class LoadPayload:
 
 @dataclass(frozen=True)
 class SamplePayload:
-    """`stop_strings` and `stop_tokens` exclude each other; `topk_prompt_logprobs` 0 = none."""
+    """`stop_strings` and `stop_tokens` exclude each other; `topk_prompt_logprobs` 0 = none. `ignore_eos`: nothing but
+    `max_tokens` ends a sequence, where else the base's end-of-sequence tokens do."""
 
     prompt: Array
     num_samples: int
@@ -123,6 +124,7 @@ class SamplePayload:
     top_p: float = 1.0
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,13 @@ from shared.catalog.api import RevisionView
 
 __all__ = ["revision_archive", "revision_manifest", "show_revision"]
 
-Number = Annotated[int, PathParameter(ge=1, le=999_999_999)]
+Number = Annotated[int, PathParameter(ge=1, le=999_999_999, examples=[2])]
 
 
 async def show_revision(
     tenant: TenantPart, policy: PolicyPart, number: Number, gateway: Here, caller: Caller
 ) -> RevisionView:
+    """Where it comes from, what it scores, which aliases point at it, where it is ready."""
     return await _owned_revision(gateway, caller, tenant, policy, number)
 
 

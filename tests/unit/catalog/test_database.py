@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from services.catalog.database import Database, sqlite_url
 from services.catalog.migrate import SCRIPTS, migrate
+from services.catalog.operation_tables import FileUseRow
 from services.catalog.register import register
 from services.catalog.tables import PolicyRow, RevisionRow, RunRow, Table
 from shared.errors import Fatal
@@ -62,6 +63,29 @@ def test_an_older_directory_is_brought_up_to_date_with_its_rows(tmp_path: Path) 
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
     kept = database.read_now(lambda session: session.scalars(select(RunRow)).one())
     assert (kept.run_id, kept.outcome, kept.promoted, kept.picked) == ("r", "promoted", True, None)
+    database.close()
+
+
+def test_the_revisions_of_an_older_directory_use_their_files(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path))
+    _upgrade(database, "0003")
+    ref = '{"key": "blobs/sha256/x", "sha256": "x", "size": 1}'
+    run = "'r', 't', 'completed', 1, 'done', '{}', 's', 'i', 'x', 0.0, 1"
+    row = f"'a/b@1', 'a/b', 1, 'x', 'r', 1, 'c', 'd', 1, 0, '{{\"files\": {{\"f\": {ref}}}}}', 0.0"
+    with database.engine.begin() as connection:
+        for statement in (
+            "INSERT INTO policies (policy, tenant, base, created_at, last_number) VALUES ('a/b', 'a', 'x', 0.0, 1)",
+            "INSERT INTO runs (run_id, token, state, steps, outcome, request, request_source, request_id, traceparent,"
+            f" created_at, promoted) VALUES ({run})",
+            "INSERT INTO revisions (revision, policy, number, base, run_id, step, export_command, adapter_sha256,"
+            f" adapter_bytes, zero_delta, manifest, created_at) VALUES ({row})",
+        ):
+            connection.exec_driver_sql(statement)
+    migrate(database.engine, str(tmp_path))
+    (use,) = database.read_now(lambda session: session.scalars(select(FileUseRow)).all())
+    assert (use.key, use.holder) == ("blobs/sha256/x", "revision:a/b@1")
+    (revision,) = database.read_now(lambda session: session.scalars(select(RevisionRow)).all())
+    assert (revision.ephemeral, revision.expires_at) == (False, None)
     database.close()
 
 

@@ -1,0 +1,80 @@
+"""The order of a model's operations: strictly by number, whatever the order of arrival; what has no number of its own
+comes behind the highest that was accepted before it.
+
+Invariant: an operation is worked on when every number below it is through; a number that does not come is waited for,
+then everything behind it fails.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from services.catalog import outcomes
+from services.catalog.operation_rules import OperationRules
+from services.catalog.operation_tables import ModelRow, OperationRow
+
+__all__ = ["ACCUMULATING", "fail_behind_gap", "in_state", "move_on", "pending", "ready"]
+
+ACCUMULATING = ("forward_backward", "reverse_kl")
+"""What adds to the gradients of a model."""
+
+
+def pending(session: Session, model: ModelRow, limit: int | None = None) -> list[OperationRow]:
+    """What no worker is through with, in order, whether or not something before it is missing."""
+    query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.done_at.is_(None))
+    query = query.where(OperationRow.worked_at.is_(None))
+    return list(session.scalars(query.order_by(OperationRow.seq_id, OperationRow.place).limit(limit)))
+
+
+def ready(session: Session, model: ModelRow, limit: int) -> list[OperationRow]:
+    """What may be worked on now, in order; unloading is the catalog's own."""
+    found: list[OperationRow] = []
+    expected = model.next_seq
+    for row in pending(session, model, limit):
+        if _behind_gap(row, expected) or row.kind == "unload_model":
+            break
+        found.append(row)
+        expected = max(expected, row.seq_id + 1)
+    return found
+
+
+def _behind_gap(row: OperationRow, expected: int) -> bool:
+    return row.seq_id > expected or (row.place > 0 and row.seq_id >= expected)
+
+
+def in_state(session: Session, model: ModelRow) -> list[OperationRow]:
+    """Whose gradients belong to the state of the model, in order."""
+    query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.in_state.is_(True))
+    return list(session.scalars(query.order_by(OperationRow.seq_id, OperationRow.place)))
+
+
+def move_on(session: Session, model: ModelRow) -> None:
+    """Over the numbers that are through."""
+    session.flush()
+    while True:
+        query = select(OperationRow.worked_at).where(
+            OperationRow.model_id == model.model_id, OperationRow.seq_id == model.next_seq, OperationRow.place == 0
+        )
+        if session.scalars(query).one_or_none() is None:
+            return
+        model.next_seq += 1
+
+
+def fail_behind_gap(session: Session, model: ModelRow, rules: OperationRules, now: float) -> bool:
+    """True if a number was waited for too long, and what is behind it has failed."""
+    first = pending(session, model, 1)
+    if not first or not _behind_gap(first[0], model.next_seq):
+        return False
+    rows = [row for row in pending(session, model) if row.kind != "unload_model"]
+    if now - min(row.accepted_at for row in rows) < rules.operation_gap_s:
+        return False
+    for row in rows:
+        message = (
+            f"operation {row.seq_id} waits for {model.next_seq}, which never came (within {rules.operation_gap_s:g} s);"
+            " send operations without gaps in seq_id"
+        )
+        outcomes.fail(session, row, message, "user", now)
+    model.next_seq = max(row.seq_id for row in rows) + 1
+    move_on(session, model)
+    return True
