@@ -33,6 +33,7 @@ for command in (
     policy_commands.policies,
     policy_commands.revisions,
     policy_commands.alias,
+    policy_commands.pin,
     policy_commands.rollback,
     policy_commands.chat,
     look_commands.rollouts,

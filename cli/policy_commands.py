@@ -1,4 +1,4 @@
-"""`mint policies`, `revisions`, `alias`, `rollback`, `chat`: what there is, what is live, what it says."""
+"""`mint policies`, `revisions`, `alias`, `rollback`, `pin`, `chat`: what there is, what is live, what it says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from cli.errors import BAD_INPUT, CliError
 from cli.gateway import Gateway, policy_path
 from cli.options import Data, Json, Limit, Url, connect
 from cli.terminal import err, out, print_table, show
+
+Force = Annotated[bool, typer.Option("--force", help="Move at once, ready or not: requests then wait for the load.")]
 
 
 def policies(
@@ -55,13 +57,14 @@ def alias(
     name: Annotated[str, typer.Argument(metavar="ALIAS")],
     revision: Annotated[str, typer.Argument(help="A revision: its number or its reference.")],
     expected_version: Annotated[int | None, typer.Option(help="Move only if the alias has this version.")] = None,
+    force: Force = False,
     url: Url = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
     """Point an alias at a revision."""
     target = f"{policy}@{revision}" if revision.isdecimal() else revision
-    body = {"revision": target, "expected_version": expected_version}
+    body = {"revision": target, "expected_version": expected_version, "force": force}
     with connect(url, data) as gateway:
         moved = gateway.post(f"{policy_path(policy)}/aliases/{quote(name, safe='')}", body)
     show(moved, json, _print_move)
@@ -73,6 +76,7 @@ def rollback(
         str | None, typer.Option(help="A revision: its number or its reference (default: the one before).")
     ] = None,
     alias_name: Annotated[str, typer.Option("--alias", help="The alias to move.")] = "live",
+    force: Force = False,
     url: Url = None,
     data: Data = None,
     json: Json = False,
@@ -80,8 +84,22 @@ def rollback(
     """Move an alias back."""
     target = f"{policy}@{to}" if to is not None and to.isdecimal() else to
     with connect(url, data) as gateway:
-        moved = gateway.post(f"{policy_path(policy)}/rollback", {"alias": alias_name, "to": target})
+        body = {"alias": alias_name, "to": target, "force": force}
+        moved = gateway.post(f"{policy_path(policy)}/rollback", body)
     show(moved, json, _print_move)
+
+
+def pin(
+    policy: str,
+    off: Annotated[bool, typer.Option("--off", help="No longer.")] = False,
+    url: Url = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Keep what the policy's aliases point at resident on every replica."""
+    with connect(url, data) as gateway:
+        found = gateway.post(f"{policy_path(policy)}/pin", {"pinned": not off})
+    show(found, json, lambda it: out.print(f"{it['policy']}: {'pinned' if it['pinned'] else 'not pinned'}"))
 
 
 def chat(

@@ -20,12 +20,14 @@ class _Value(BaseModel):
 
 
 class DesiredRevision(_Value):
-    """A lower `priority` loads earlier. Aliased revisions are pinned."""
+    """A lower `priority` loads earlier. `pinned`: it never leaves. `keep`: it is loaded again when it is not
+    there; what is not kept is loaded while there is room, and leaves like anything else."""
 
     revision: str
     adapter_sha256: str
     priority: int = 0
     pinned: bool = False
+    keep: bool = True
 
 
 class Desired(_Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 __all__ = ["explain", "in_words"]
 
 _SHOWN = 80
+_MOST = 20
 
 
 def explain(error: ValidationError) -> list[str]:
@@ -17,13 +18,15 @@ def explain(error: ValidationError) -> list[str]:
     return in_words(error.errors(include_url=False))
 
 
-def in_words(problems: Sequence[Any]) -> list[str]:
-    """The same for problems as pydantic lists them."""
-    return [_sentence(problem) for problem in problems]
+def in_words(problems: Sequence[Any], place: Callable[[Sequence[Any]], Sequence[Any]] = tuple) -> list[str]:
+    """The same for problems as pydantic lists them; of more than 20 the first, and how many more there are.
+    `place` makes of a problem's location what its writer calls it."""
+    words = [_sentence(problem, place(problem["loc"])) for problem in problems[:_MOST]]
+    return words + [f"and {len(problems) - _MOST} more"] * (len(problems) > _MOST)
 
 
-def _sentence(problem: Any) -> str:
-    where = _shown(".".join(str(part) for part in problem["loc"])) or "body"
+def _sentence(problem: Any, loc: Sequence[Any]) -> str:
+    where = _shown(".".join(str(part)[: _SHOWN + 1] for part in loc)) or "body"
     context = problem.get("ctx", {})
     match problem["type"]:
         case "extra_forbidden":
@@ -31,14 +34,16 @@ def _sentence(problem: Any) -> str:
         case "missing":
             return f"{where}: is required"
         case "union_tag_invalid":
-            return f"{where}: {context['tag']!r:.{_SHOWN}} is not known; known are {context['expected_tags']}"
+            return f"{where}: {context['tag'][:_SHOWN]!r:.{_SHOWN}} is not known; known are {context['expected_tags']}"
         case "union_tag_not_found":
             return f"{where}: {context['discriminator']} is required"
         case "model_attributes_type" | "model_type" | "dict_type":
             return f"{where}: an object is expected"
     message = problem["msg"].removeprefix("Value error, ")
     given = problem.get("input")
-    if repr(given) in message or not (given is None or isinstance(given, str | int | float | bool)):
+    if isinstance(given, str):
+        given = given[:_SHOWN]
+    if not (given is None or isinstance(given, str | int | float | bool)) or repr(given) in message:
         return f"{where}: {message}"
     return f"{where}: {message} (got {_shortened(repr(given))})"
 

@@ -93,5 +93,16 @@ def manifest_for(
     )
 
 
+def true_files(manifest: Manifest, directory: Path) -> Manifest:
+    """The manifest with size and digests of what lies in `directory` now; the rest of it stays."""
+    digests = {name: _sha256(directory / name) for name in manifest.files if (directory / name).is_file()}
+    files = {
+        name: FileRef(key=f"blobs/sha256/{digest}", sha256=digest, size=(directory / name).stat().st_size)
+        for name, digest in digests.items()
+    }
+    whole = {name: ref.sha256 for name, ref in (manifest.files | files).items()}
+    return manifest.model_copy(update={"files": manifest.files | files, "adapter_sha256": layout.adapter_sha256(whole)})
+
+
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -24,6 +24,7 @@ from shared.engine.port import SampleChunk, SampleRequest
 from shared.http import Health, HttpServer
 from shared.residency import REPLICAS_BUCKET, ReadyRevision, Replica
 from shared.sampling import wire
+from shared.sampling.directory import ReplicaDirectory
 from shared.sampling.fake import FakeSampler
 from shared.sampling.port import Served
 from shared.service import Resources
@@ -112,13 +113,16 @@ Script = Callable[[SampleRequest], Answer]
 @dataclass
 class ScriptedReplica:
     """A replica on a socket of its own. Each request gets what `script` says; `asked` keeps them all. `reports`
-    is what it says of its residency, None for a replica that never answers."""
+    is what it says of its residency, None for a replica that never answers. `keeps` its connections open for the
+    next request; `connections` counts them."""
 
     name: str
     script: Script = field(default_factory=lambda: whole)
     reports: Answer | None = None
     asked: list[SampleRequest] = field(default_factory=list)
     port: int = 0
+    keeps: bool = False
+    connections: int = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedReplica]:
@@ -128,8 +132,11 @@ class ScriptedReplica:
             task = asyncio.current_task()
             assert task is not None
             handling.add(task)
+            self.connections += 1
             try:
                 await self._handle(reader, writer)
+                while self.keeps:
+                    await self._handle(reader, writer)
             except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 pass
             finally:
@@ -164,9 +171,8 @@ class ScriptedReplica:
         if answer.gate is not None:
             await answer.gate.wait()
         retry = "" if answer.retry_after_s is None else f"retry-after: {answer.retry_after_s}\r\n"
-        writer.write(
-            f"HTTP/1.1 {answer.status} -\r\n{retry}connection: close\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-        )
+        close = "" if self.keeps else "connection: close\r\n"
+        writer.write(f"HTTP/1.1 {answer.status} -\r\n{retry}{close}transfer-encoding: chunked\r\n\r\n".encode())
         for piece in answer.pieces:
             writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
             await writer.drain()
@@ -224,6 +230,11 @@ def says(status: int, code: Any, retry_after_s: int | None = None, **more: Any) 
 
 def resources(name: str, settings: CommonSettings, bus: Bus, store: ObjectStore, catalog: Any, base: Base) -> Resources:
     return Resources(name, settings, bus, store, catalog, {base.name: base}, REGISTRY, "http://127.0.0.1:0")
+
+
+def ready_on(directory: ReplicaDirectory, base: str, revision: str) -> list[Replica]:
+    """The replicas on which the revision is ready."""
+    return [r for r in directory.replicas(base) if any(ready.revision == revision for ready in r.ready)]
 
 
 async def until(holds: Any, what: str, timeout_s: float = 15.0) -> None:

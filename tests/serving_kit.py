@@ -290,14 +290,15 @@ class Stage:
         self.catalog.add(manifest)
         return manifest
 
-    async def desire(self, *revisions: str, pinned: tuple[str, ...] = ()) -> None:
-        """Most urgent first."""
+    async def desire(self, *revisions: str, pinned: tuple[str, ...] = (), lately: tuple[str, ...] = ()) -> None:
+        """Most urgent first; `lately`: those that need not be kept."""
         entries = tuple(
             DesiredRevision(
                 revision=revision,
                 adapter_sha256=self.catalog.views[revision].adapter_sha256,
                 priority=place,
                 pinned=revision in pinned,
+                keep=revision not in lately,
             )
             for place, revision in enumerate(revisions)
         )

@@ -23,8 +23,9 @@ def tokenizer_directory() -> Path:
     return convert_tokenizer(cache / "tokenizers" / "smollm2")
 
 
-def make_tiny_base(directory: Path, sharpness: float = 1.0) -> Path:
-    """Two layers of width 64 (4 heads, 2 for keys and values) in fp32, vocabulary 49152, about 13 MB.
+def make_tiny_base(directory: Path, sharpness: float = 1.0, width: int = 64, heads: int = 4) -> Path:
+    """Two layers of width 64 (4 heads, 2 for keys and values) in fp32, vocabulary 49152, about 13 MB. vLLM takes
+    heads of 32 at least: `width` 256 with 8 of them.
 
     `sharpness` multiplies all logits. At 1 they lie so close together that no adapter can make a token
     likely; at 20 a policy can learn what to say and when to stop."""
@@ -33,11 +34,11 @@ def make_tiny_base(directory: Path, sharpness: float = 1.0) -> Path:
 
     config = LlamaConfig(
         vocab_size=49152,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         bos_token_id=1,

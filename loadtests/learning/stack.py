@@ -9,17 +9,46 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cli.demo.command import mint, mint_json
+import psutil
+
+from cli.demo.command import mint
 from cli.gateway import Gateway, run_path
 from cli.report.collect import collect
+from cli.stack import file
 
 TENANT = "bench"
 ENDED = ("completed", "failed", "cancelled")
 
 
 class Stack:
-    def __init__(self, url: str) -> None:
-        self._gateway = Gateway(url)
+    """`folder` is the data directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = self.url_of("gateway")
+        self._gateway = Gateway(self.url)
+
+    def url_of(self, part: str) -> str:
+        """The address of a service, or of the object store (`s3`)."""
+        return self._file().url(part)
+
+    def process(self, part: str) -> psutil.Process:
+        """Raises RuntimeError for a part that does not run."""
+        handle = self._file().processes[part].handle()
+        if handle is None:
+            raise RuntimeError(f"{part} of the stack in {self.folder} is not running; see its logs/{part}.log")
+        return handle
+
+    def point(self, revision: str, alias: str = "live") -> None:
+        """Move the alias of the revision's own policy to it; returns once it is ready and moved."""
+        policy = revision.partition("@")[0]
+        self._gateway.post(f"/mint/v1/policies/{policy}/aliases/{alias}", {"revision": revision})
+
+    def _file(self) -> file.Stack:
+        found = file.read_stack(self.folder)
+        if found is None:
+            raise RuntimeError(f"there is no stack in {self.folder}")
+        return found
 
     def upload(self, name: str, data: bytes) -> dict[str, Any]:
         """The reference by which requests name the data."""
@@ -61,8 +90,8 @@ class Stack:
 def stack(folder: Path) -> Iterator[Stack]:
     """`mint up` in `folder`, `mint down` at the end."""
     data = ("--data", str(folder))
-    mint("up", "--detach", *data)
     try:
-        yield Stack(str(mint_json("status", *data)["gateway"]["url"]))
+        mint("up", "--detach", "--free-ports", *data)
+        yield Stack(folder.resolve())
     finally:
         mint("down", *data)

@@ -44,8 +44,11 @@ def move(session: Session, wanted: Move, token: str, now: float, run: RunRow | N
         row = AliasRow(policy=wanted.policy, alias=wanted.alias, revision=wanted.revision, version=0, previous=None)
         session.add(row)
     row.previous, row.revision, row.version = previous, wanted.revision, version + 1
+    policy = session.get(PolicyRow, wanted.policy)
+    row.base = policy.base if policy else ""
     session.flush()
-    _record(session, wanted, row, token, now, run)
+    row.moved = _record(session, wanted, row, token, now, run)
+    session.flush()
     return row
 
 
@@ -58,24 +61,24 @@ def refuse_version(session: Session, wanted: Move, version: int) -> NoReturn:
     )
 
 
-def _record(session: Session, wanted: Move, row: AliasRow, token: str, now: float, run: RunRow | None) -> None:
-    session.add(
-        AliasMoveRow(
-            policy=row.policy,
-            alias=row.alias,
-            version=row.version,
-            revision=row.revision,
-            previous=row.previous,
-            reason=wanted.reason,
-            actor=wanted.actor,
-            run_id=run.run_id if run else None,
-            at=now,
-        )
+def _record(session: Session, wanted: Move, row: AliasRow, token: str, now: float, run: RunRow | None) -> int:
+    """The move's place in the audit trail."""
+    moved = AliasMoveRow(
+        policy=row.policy,
+        alias=row.alias,
+        version=row.version,
+        revision=row.revision,
+        previous=row.previous,
+        reason=wanted.reason,
+        actor=wanted.actor,
+        run_id=run.run_id if run else None,
+        at=now,
     )
-    policy = session.get(PolicyRow, row.policy)
+    session.add(moved)
+    session.flush()
     body = AliasMoved(
         policy=row.policy,
-        base=policy.base if policy else "",
+        base=row.base,
         alias=row.alias,
         version=row.version,
         revision=row.revision,
@@ -89,6 +92,7 @@ def _record(session: Session, wanted: Move, row: AliasRow, token: str, now: floa
         emit.fact(session, run, "mint.v1.alias.moved", fact_id, body, now)
     else:
         emit.message(session, "mint.v1.alias.moved", fact_id, token, body.model_dump(mode="json"), now, row.policy)
+    return moved.seq
 
 
 def last_mover(session: Session, policy: str, alias: str) -> str:

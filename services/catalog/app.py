@@ -74,6 +74,7 @@ class CatalogApp:
             lease_rules=LeaseRules(settings.lease_ttl_s, settings.command_deadline_s, settings.max_takes),
             clock=now,
             waiters=Waiters(self.database),
+            tenant_pins=settings.tenant_pins,
         )
         self._freed: asyncio.Queue[list[str]] = asyncio.Queue()
         self._faults = Faults(resources.name, resources.settings.fault, resources.settings.fault_dir)

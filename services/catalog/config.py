@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.catalog.pins import MOST_OF_A_TENANT
+
 
 class CatalogSettings(BaseSettings):
     """`database_url` empty = SQLite in the data directory. Times in seconds."""
@@ -18,6 +20,7 @@ class CatalogSettings(BaseSettings):
     drive_every_s: float = Field(30.0, gt=0)
     ready_timeout_s: float = Field(900.0, gt=0, description="how long a run waits for a revision to be ready")
     min_ready: int = Field(1, ge=1, description="replicas that must have a revision ready before an alias moves to it")
+    tenant_pins: int = Field(MOST_OF_A_TENANT, ge=0, description="policies of one base that a tenant may pin")
     sweep_every_s: float = Field(3600.0, gt=0)
     sweep_after_s: float = Field(86400.0, gt=0)
     session_ttl_s: float = Field(600.0, gt=0, description="silence after which a session is over")

@@ -1,7 +1,7 @@
 """Moving an alias by hand, and rolling it back: prewarm the target, wait until it is ready, then move.
 
-Invariant: an alias never moves to a revision that fewer than `min_ready` replicas have ready; a move that
-cannot get there fails with a reason and leaves the alias as it was.
+Invariant: an alias never moves to a revision that fewer than `min_ready` replicas have ready, unless that is forced,
+which the audit trail then says; a move that cannot get there fails with a reason and leaves the alias as it was.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ class Mover:
         """Raises Refused: 400 for names, 404 for what is not there, 409 for a version or for readiness."""
         _check_alias(alias)
         revision = _revision_of(policy, request.revision)
-        wanted = aliases.Move(policy, alias, revision, request.actor, request.reason, request.expected_version)
-        return await self._when_ready(wanted, request.timeout_s)
+        reason = _said(request.reason, request.force)
+        wanted = aliases.Move(policy, alias, revision, request.actor, reason, request.expected_version)
+        return await self._when_ready(wanted, request.timeout_s, request.force)
 
     async def rollback(self, policy: str, request: Rollback) -> AliasView:
         """Raises Refused like `move`; the version that holds now must still hold at the end."""
         to = _revision_of(policy, request.to) if request.to is not None else None
         target, version = await self.database.read(aliases.rollback_target, policy, request.alias, to)
-        wanted = aliases.Move(policy, request.alias, target, request.actor, "rollback", version)
-        return await self._when_ready(wanted, request.timeout_s)
+        reason = _said("rollback", request.force)
+        wanted = aliases.Move(policy, request.alias, target, request.actor, reason, version)
+        return await self._when_ready(wanted, request.timeout_s, request.force)
 
-    async def _when_ready(self, wanted: aliases.Move, timeout_s: float) -> AliasView:
+    async def _when_ready(self, wanted: aliases.Move, timeout_s: float, force: bool) -> AliasView:
         deadline = self.clock() + timeout_s
         self._waiting[wanted.revision] += 1
         try:
             wanted = await self.database.write(_prepare, wanted, deadline)
             await self.driver.settle()
-            while (missing := self._missing(wanted.revision)) is not None:
+            while not force and (missing := self._missing(wanted.revision)) is not None:
                 if self.clock() >= deadline:
                     raise Refused(f"{wanted.policy}:{wanted.alias} was not moved: {missing}", "not_ready", status=409)
                 await asyncio.sleep(POLL_S)
@@ -111,6 +113,10 @@ def _forget(session: Session, revision: str) -> None:
     row = session.get(PrewarmRow, revision)
     if row is not None:
         session.delete(row)
+
+
+def _said(reason: str, force: bool) -> str:
+    return f"{reason}, forced" if force else reason
 
 
 def _check_alias(alias: str) -> None:

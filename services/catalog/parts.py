@@ -11,6 +11,7 @@ from services.catalog.drive import Driver
 from services.catalog.leases import LeaseRules
 from services.catalog.moves import Mover
 from services.catalog.operation_rules import OperationRules
+from services.catalog.pins import MOST_OF_A_TENANT
 from services.catalog.validate import Validator
 from services.catalog.waiting import Waiters
 from shared.bases import Base
@@ -28,6 +29,7 @@ class Parts:
     lease_rules: LeaseRules
     clock: Clock
     waiters: Waiters
+    tenant_pins: int = MOST_OF_A_TENANT
 
     @property
     def rules(self) -> OperationRules:

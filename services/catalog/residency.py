@@ -1,9 +1,10 @@
 """Desired residency: what the serving replicas of each base model should hold, read from the database.
 
 Out: one `Desired` per base. Invariant: it follows from committed rows alone, so that the bucket can be
-rebuilt at any time. What clients sample with of a model that they command themselves is brought in by their
-requests. Most urgent first: what an active run samples with, then what an alias move waits
-for, then what aliases point at.
+rebuilt at any time, and its length does not grow with the catalog. Most urgent first: what an active run
+samples with, then what an alias move waits for, then what aliases of pinned policies point at; last, and
+only while there is room, what aliases were moved to lately. What clients sample with of a model
+that they command themselves is brought in by their requests.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from sqlalchemy.orm import Session
 from services.catalog import orders, runs
 from services.catalog.goal import Goal, goal_of, record_at, sampled_after, scores_step
 from services.catalog.model_end import TINKER
+from services.catalog.pins import pinned_revisions
 from services.catalog.tables import AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
 from shared.residency import Desired, DesiredRevision
 
-RUNNING, MOVING, ALIASED = 0, 1, 2
+RUNNING, MOVING, PINNED, RECENT = 0, 1, 2, 3
+RECENT_MOVES = 128
 
 
 def desired(session: Session, base: str, now: float) -> Desired:
-    urgency: dict[str, int] = {}
-    aliased = _aliased(session, base)
-    for revision in aliased:
-        urgency[revision] = ALIASED
+    pinned = pinned_revisions(session, base)
+    urgency = dict.fromkeys(_moved_to_lately(session, base), RECENT) | dict.fromkeys(pinned, PINNED)
     for revision in session.scalars(select(PrewarmRow.revision).where(PrewarmRow.until > now)):
         urgency[revision] = MOVING
     active = select(RunRow).where(RunRow.base == base, RunRow.state.in_(runs.ACTIVE)).order_by(RunRow.seq)
@@ -36,7 +37,11 @@ def desired(session: Session, base: str, now: float) -> Desired:
     )
     entries = [
         DesiredRevision(
-            revision=revision, adapter_sha256=digest, priority=urgency[revision], pinned=revision in aliased
+            revision=revision,
+            adapter_sha256=digest,
+            priority=urgency[revision],
+            pinned=revision in pinned,
+            keep=urgency[revision] != RECENT,
         )
         for revision, digest in session.execute(query)
     ]
@@ -79,6 +84,7 @@ def _sampling_next(session: Session, run: RunRow, goal: Goal) -> set[str]:
     return found | {run.parent} if since == 0 and run.parent else found
 
 
-def _aliased(session: Session, base: str) -> set[str]:
-    query = select(AliasRow.revision).join(RevisionRow, RevisionRow.revision == AliasRow.revision)
-    return set(session.scalars(query.where(RevisionRow.base == base)))
+def _moved_to_lately(session: Session, base: str) -> list[str]:
+    """What the aliases that were moved last point at."""
+    query = select(AliasRow.revision).where(AliasRow.base == base).order_by(AliasRow.moved.desc()).limit(RECENT_MOVES)
+    return list(session.scalars(query))

@@ -7,7 +7,7 @@ from mint_schemas.common import FileRef
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from services.catalog import datarefs, views
+from services.catalog import datarefs, pins, views
 from services.catalog.cursors import page
 from services.catalog.errors import CatalogRoute
 from services.catalog.lineage import find_revision
@@ -22,6 +22,7 @@ from shared.catalog.api import (
     DataView,
     MoveAlias,
     Page,
+    PinPolicy,
     PolicyView,
     ResolvedRevision,
     RevisionView,
@@ -79,6 +80,12 @@ def policy_routes(parts: Parts) -> APIRouter:
     @router.post("/policies/{tenant}/{policy}/rollback")
     async def rollback(tenant: str, policy: str, request: Rollback) -> AliasView:
         return await parts.mover.rollback(f"{tenant}/{policy}", request)
+
+    @router.post("/policies/{tenant}/{policy}/pin")
+    async def pin(tenant: str, policy: str, request: PinPolicy) -> PolicyView:
+        view = await parts.database.write(pins.pin, f"{tenant}/{policy}", request.pinned, parts.tenant_pins)
+        await parts.driver.settle()
+        return view
 
     @router.post("/data")
     async def register(request: DataRegistration) -> FileRef:

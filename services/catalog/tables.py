@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Float, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 __all__ = [
@@ -44,7 +56,8 @@ class Table(DeclarativeBase):
 
 
 class PolicyRow(Table):
-    """`last_number` is the highest revision number allocated so far."""
+    """`last_number` is the highest revision number allocated so far; `pinned`: what its aliases point at stays
+    resident."""
 
     __tablename__ = "policies"
     policy: Mapped[str] = mapped_column(String(127), primary_key=True)
@@ -52,6 +65,10 @@ class PolicyRow(Table):
     base: Mapped[str]
     created_at: Mapped[float]
     last_number: Mapped[int] = mapped_column(default=0)
+    pinned: Mapped[bool] = mapped_column(default=False, server_default=false())
+    __table_args__ = (
+        Index("ix_policies_pinned", "policy", sqlite_where=text("pinned"), postgresql_where=text("pinned")),
+    )
 
 
 class RunRow(Table):
@@ -158,15 +175,18 @@ class RevisionRow(Table):
 
 
 class AliasRow(Table):
-    """The index gives the policies that have an alias, in order of their names."""
+    """`base` is the policy's, `moved` the `seq` of the move that holds. The indexes give the policies that have
+    an alias, in order of their names, and the aliases of a base, in order of their last moves."""
 
     __tablename__ = "aliases"
-    __table_args__ = (Index("ix_aliases_alias", "alias", "policy"),)
+    __table_args__ = (Index("ix_aliases_alias", "alias", "policy"), Index("ix_aliases_moved", "base", "moved"))
     policy: Mapped[str] = mapped_column(ForeignKey("policies.policy"), primary_key=True)
     alias: Mapped[str] = mapped_column(String(63), primary_key=True)
     revision: Mapped[str] = mapped_column(ForeignKey("revisions.revision"))
     previous: Mapped[str | None]
     version: Mapped[int]
+    base: Mapped[str] = mapped_column(server_default="")
+    moved: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class AliasMoveRow(Table):

@@ -67,6 +67,7 @@ def policy_view(session: Session, row: PolicyRow) -> PolicyView:
         revisions=row.last_number,
         aliases={alias.alias: alias.revision for alias in held},
         active_run=active,
+        pinned=row.pinned,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ def _in_words(errors: Sequence[Any]) -> list[str]:
         return [f"the body is not JSON: {errors[0].get('ctx', {}).get('error', errors[0]['msg'])}"]
     if errors and isinstance(errors[0].get("input"), bytes):
         return ["the body was not read as JSON: send it with the header content-type: application/json"]
-    return in_words([{**error, "loc": _field(error["loc"])} for error in errors])
+    return in_words(errors, _field)
 
 
 def _no_json(errors: Sequence[Any]) -> bool:
@@ -138,6 +138,3 @@ def mint_answer(problem: Problem) -> JSONResponse:
     if problem.errors:
         body["errors"] = problem.errors
     return JSONResponse({"error": body | problem.queue}, problem.status, problem.headers)
-
-
-Render = Callable[[Problem], JSONResponse]

@@ -87,7 +87,7 @@ class Resolver:
         shown = model if len(model) <= 80 else f"{model[:77]}…"
         words = str(error) if error is not None else f"there is no base model and no policy {shown!r}"
         near = [name for name in (error.near if error else []) if name in self._bases or identity.owns_policy(name)]
-        near = near or _close(model, [*self._bases, *await self._policies(identity)])
+        near = near or await asyncio.to_thread(_close, model, [*self._bases, *await self._policies(identity)])
         hint = f"; did you mean {', '.join(near)}?" if near else "; GET /v1/models lists what there is"
         return Refused(words + hint, code="model_not_found", near=near, status=404)
 

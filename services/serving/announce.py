@@ -1,8 +1,8 @@
 """Telling the others: the replica's announcement in the replicas bucket, and `revision.ready` events.
 
 The announcement is written on each change and every 5 s, under a TTL, and taken away at shutdown.
-Invariant: each (engine boot, revision) is announced as ready once, and is not forgotten while the bus
-is away.
+Invariant: each (engine boot, revision) has one event id, is announced as ready once as long as it is remembered,
+and is not forgotten while the bus is away.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 
 from mint_schemas import RevisionReady
 
@@ -30,6 +31,8 @@ SOURCE = "mint/serving"
 RETRY_S = 1.0
 QUIET_S = 0.05
 """Changes that come together are told together."""
+REMEMBERED = 8192
+"""Revisions known to be announced; one that is forgotten is published again under its own event id."""
 
 
 class Announcer:
@@ -68,7 +71,8 @@ class ReadyEvents:
 
     def __init__(self, bus: Bus, identity: Identity, supervisor: Supervisor) -> None:
         self._bus, self._identity, self._supervisor = bus, identity, supervisor
-        self._told: set[tuple[str, str]] = set()
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._boot_id = ""
         self._waiting: asyncio.Queue[tuple[RevisionReady, str | None]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
@@ -80,9 +84,16 @@ class ReadyEvents:
 
     def ready(self, loaded: Loaded) -> None:
         proof, boot_id = loaded.proof, self._supervisor.boot_id
-        if (boot_id, proof.revision) in self._told:
+        if boot_id != self._boot_id:
+            self._told.clear()
+            self._boot_id = boot_id
+        again = proof.revision in self._told
+        self._told[proof.revision] = None
+        self._told.move_to_end(proof.revision)
+        if again:
             return
-        self._told = {told for told in self._told if told[0] == boot_id} | {(boot_id, proof.revision)}
+        if len(self._told) > REMEMBERED:
+            self._told.popitem(last=False)
         event = RevisionReady(
             revision=proof.revision,
             base=self._identity.base.name,

@@ -1,16 +1,19 @@
 """The cold loads that wait or are under way: who waits for which, which goes next, and who is told what.
 
 In flow askers, out flow loads in the order of their turns and the problems that refuse or put off.
-Invariants: a revision has at most one load; there are at most `depth`; a load that nobody waits for, and
-nobody was told to come back for, is dropped before it is begun. No tasks here: `loads.py` does the work.
+Invariants: a revision has at most one load; there are at most `depth`, and no tenant keeps another with fewer out;
+a load that nobody waits for, and nobody was told to come back for, is dropped before it is begun. No tasks here:
+`loads.py` does the work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 from services.serving.errors import Loading, Problem, QueueFull
@@ -21,6 +24,8 @@ from shared.sampling.port import BACKGROUND, INTERACTIVE
 
 GRACE_S = 2.0
 """A caller that was told when to come back finds its place kept for that long after."""
+KEPT_PLACES = 4
+"""So many places are kept for a tenant that nobody waits for now."""
 
 Stage = Literal["queued", "fetching", "fetched", "activating"]
 
@@ -81,7 +86,7 @@ class Backlog:
 
     def join(self, revision: str, asker: Asker) -> Load:
         """The load of `revision`, a new one if there is none. Raises QueueFull."""
-        load = self._loads.get(revision) or self._new(revision, class_of(asker.priority))
+        load = self._loads.get(revision) or self._new(revision, asker)
         load.askers.append(asker)
         if load.refresh():
             self.move()
@@ -89,6 +94,8 @@ class Backlog:
 
     def leave(self, load: Load, asker: Asker) -> None:
         load.askers.remove(asker)
+        if not load.askers and self._kept_beside(load) >= KEPT_PLACES:
+            load.kept_until = 0.0
         if load.refresh():
             self.move()
         self.prune()
@@ -147,25 +154,50 @@ class Backlog:
             for place, load in enumerate(self.in_order(), start=1)
         ]
 
-    def _new(self, revision: str, urgency: int) -> Load:
+    def _new(self, revision: str, asker: Asker) -> Load:
         self.prune()
-        if len(self._loads) >= self._depth and not self._put_out(urgency):
+        if len(self._loads) >= self._depth and not self._put_out(asker):
             raise self._full(f"{revision} is not loaded and {len(self._loads)} loads are queued already; try again")
         load = Load(revision, next(self._arrivals), asyncio.get_running_loop().create_future())
         load.future.add_done_callback(_retrieve)
         self._loads[revision] = load
         return load
 
-    def _put_out(self, urgency: int) -> bool:
-        """Whether the youngest background load made place for one that is more urgent."""
-        found = [load for load in self._loads.values() if load.urgency == BACKGROUND and load.stage != "activating"]
-        if urgency >= BACKGROUND or not found:
+    def _put_out(self, asker: Asker) -> bool:
+        """Whether a load made place for one of `asker`: the youngest of the least urgent class below, else the
+        youngest of the tenant that has most, where that has two more at least."""
+        urgency = class_of(asker.priority)
+        waiting = [load for load in self._loads.values() if load.stage != "activating"]
+        least = max((load.urgency for load in waiting), default=urgency)
+        if least > urgency:
+            found, why = [load for load in waiting if load.urgency == least], "a more urgent one"
+        else:
+            found, why = self._of_the_largest(waiting, asker), "one of a tenant with fewer"
+        if not found:
             return False
         load = max(found, key=lambda load: load.arrived)
-        self.finish(load, self._full(f"the background load of {load.revision} gave way to an urgent one; try again"))
+        self.finish(load, self._full(f"the load of {load.revision} gave way to {why}; try again"))
         return True
 
+    def _of_the_largest(self, waiting: list[Load], asker: Asker) -> list[Load]:
+        """What may leave of the tenant with most loads; nothing that another tenant waits for, or more urgent."""
+        counts = Counter(tenant for load in self._loads.values() for tenant in load.tenants)
+        largest, most = max(counts.items(), key=itemgetter(1), default=("", 0))
+        if most <= counts[asker.tenant] + 1:
+            return []
+        return [load for load in waiting if load.tenants == {largest} and load.urgency >= class_of(asker.priority)]
+
+    def _kept_beside(self, load: Load) -> int:
+        """How many other places are kept for its tenants that nobody waits for."""
+        now = self._clock()
+        return sum(
+            other is not load and not other.askers and other.kept_until > now and bool(other.tenants & load.tenants)
+            for other in self._loads.values()
+            if other.stage in ("queued", "fetched")
+        )
+
     def _full(self, message: str) -> QueueFull:
+        """Nothing that waits is less urgent than who is told so: it would have given way."""
         position = len(self._loads) + 1
         expected = self._expected_s(position)
         return QueueFull(message, retry_after_s(expected), queue_position=position, expected_wait_s=expected)

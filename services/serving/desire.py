@@ -1,7 +1,8 @@
 """Following what the catalog wants: the residency bucket → the working set.
 
-Invariant: this replica reports healthy only once everything that was desired at its boot is resident
-or refused with a reason; after that a missing revision is loaded at its turn, before background work.
+Invariant: this replica reports healthy only once everything that was to be kept at its boot is resident or refused
+with a reason, and what need not be kept was tried once or something new was desired; after that a missing revision is
+loaded at its turn, before background work. A new list waits for no load of an old one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class DesiredFollower:
         self._known = asyncio.Event()
         self._new = asyncio.Event()
         self._settled = False
+        self._rounds: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -40,13 +42,14 @@ class DesiredFollower:
 
     async def stop(self) -> None:
         await end(*self._tasks)
+        await end(*self._rounds)
 
     def waits_for(self) -> str | None:
         """What still keeps the replica from being healthy, in words; None = nothing."""
         if not self._known.is_set():
             return "waiting for the residency bucket"
         if not self._settled:
-            return f"loading desired revisions: {', '.join(self._residency.missing()[:5])}"
+            return f"loading desired revisions: {', '.join(self._residency.missing_kept()[:5])}"
         return None
 
     async def take(self, value: bytes | None) -> None:
@@ -64,10 +67,24 @@ class DesiredFollower:
         await self._known.wait()
         while True:
             self._new.clear()
-            await self._residency.preload(self._residency.missing(), enough=self._new.is_set)
+            await self._round()
+            self._settled = self._settled or not self._residency.missing_kept()
             if not self._new.is_set():
-                self._settled = self._settled or not self._residency.missing()
                 await self._pause()
+
+    async def _round(self) -> None:
+        """Until what is missing was tried once or something new is desired: then what is under way goes on beside
+        the next round, and nothing more is begun for this one."""
+        over = asyncio.Event()
+        trying = asyncio.create_task(self._residency.preload(self._residency.missing(), over.is_set))
+        self._rounds.add(trying)
+        trying.add_done_callback(self._rounds.discard)
+        new = asyncio.create_task(self._new.wait())
+        try:
+            await asyncio.wait({trying, new}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.set()
+            new.cancel()
 
     async def _pause(self) -> None:
         """Until something new is desired or, while something is missing, until a retry is due."""

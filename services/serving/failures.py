@@ -1,8 +1,8 @@
 """Which revisions did not load, why, and for how long that answer stands.
 
 A refusal by admission or by proof stands for the life of the process: a revision never changes. What
-came of bad transfers stands a while, and what says nothing about the revision only for a moment, so
-that a later request tries again.
+came of bad transfers, or ended the engine twice, stands a while, and what says nothing about the revision
+only for a moment, so that a later request tries again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from services.serving.errors import LoadFailed, Problem
 
 FORGET_AFTER_S = 2.0
 KILLS_ALLOWED = 1
+KILL_STANDS_S = 600.0
+"""Whatever was being loaded when the engine died is blamed, and may be innocent."""
 KEPT = 256
 
 
@@ -31,7 +33,7 @@ class Failures:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._found: OrderedDict[str, Failure] = OrderedDict()
-        self._kills: dict[str, int] = {}
+        self._kills: OrderedDict[str, int] = OrderedDict()
 
     def add(self, revision: str, problem: Problem) -> None:
         stands_s = problem.stands_s if isinstance(problem, LoadFailed) else FORGET_AFTER_S
@@ -42,9 +44,12 @@ class Failures:
 
     def killed(self, revision: str, error: Exception) -> None:
         """The engine died while it loaded this one: a second time is one too many."""
-        self._kills[revision] = self._kills.get(revision, 0) + 1
-        if self._kills[revision] > KILLS_ALLOWED:
-            self.add(revision, LoadFailed(f"{revision} ended the engine {self._kills[revision]} times: {error}"))
+        kills = self._kills[revision] = self._kills.get(revision, 0) + 1
+        self._kills.move_to_end(revision)
+        if kills > KILLS_ALLOWED:
+            self.add(revision, LoadFailed(f"{revision} ended the engine {kills} times: {error}", KILL_STANDS_S))
+        while len(self._kills) > KEPT:
+            self._kills.popitem(last=False)
 
     def clear(self, revision: str) -> None:
         self._found.pop(revision, None)

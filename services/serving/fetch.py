@@ -71,6 +71,10 @@ class AdapterFiles:
             entry.proved = None
         return whole
 
+    def has(self, digest: str) -> bool:
+        """Whether it is on disk, verified or not."""
+        return self._index.get(digest) is not None
+
     def on_disk(self) -> list[str]:
         """The adapter digests on disk, least recently used first."""
         return self._index.digests()

@@ -90,6 +90,7 @@ class RequestLimits:
             yield
             return
         now = self._clock()
+        self._sweep(now)
         meters = [self._meter(tenant, self._settings.tenant, now)]
         if revision is not None:
             meters.append(self._meter(revision.rpartition("@")[0], self._settings.policy, now))
@@ -104,12 +105,15 @@ class RequestLimits:
             for meter in meters:
                 meter.leave(ended - now)
 
+    def _sweep(self, now: float) -> None:
+        """Before any meter of the request is looked up: one without requests may go."""
+        if len(self._meters) >= self._sweep_at:
+            self._meters = {key: kept for key, kept in self._meters.items() if not kept.idle(now)}
+            self._sweep_at = max(KEPT_IDLE, 2 * len(self._meters))
+
     def _meter(self, name: str, general: Bound, now: float) -> _Meter:
         meter = self._meters.get(name)
         if meter is None:
-            if len(self._meters) >= self._sweep_at:
-                self._meters = {key: kept for key, kept in self._meters.items() if not kept.idle(now)}
-                self._sweep_at = max(KEPT_IDLE, 2 * len(self._meters))
             named = self._settings.named.get(name)
             meter = self._meters[name] = _Meter(name, named.over(general) if named else general, now)
         return meter

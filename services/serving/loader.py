@@ -2,13 +2,15 @@
 
 In flows a revision name, out flow a `Fetched` and a `Loaded`. Bounded attempts in each stage: what a retry
 may mend, and what nobody foresaw, is tried again; what it cannot mend is refused at once. Invariant: a
-load that raises leaves nothing resident.
+load that raises leaves nothing resident, or what the engine does not let go of leaves before its next load.
+The catalog is asked once for a revision as long as its manifest is remembered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from services.serving.fetch import AdapterFiles, Found
 from services.serving.readiness import NotProved, Proof, prove
 from shared.adapters.manifest import Manifest
 from shared.catalog.api import RevisionView
-from shared.engine.port import AdapterRefused, Capabilities, EngineDead, InferenceEngine, SlotsExhausted
+from shared.engine.port import AdapterRefused, Capabilities, EngineDead, InferenceEngine, NotResident, SlotsExhausted
 from shared.errors import Fatal, Refused, Retryable
 from shared.store.port import BytesDiffer
 
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_DELAY_S = 0.1
 BAD_FILES_STAND_S = 60.0
+MANIFESTS_KEPT = 1024
 
 R = TypeVar("R")
 
@@ -60,6 +63,8 @@ class Loader:
 
     def __init__(self, revisions: Revisions, files: AdapterFiles, attempts: int, max_bytes: int) -> None:
         self._revisions, self._files, self._attempts, self._max_bytes = revisions, files, attempts, max_bytes
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._unproved: dict[str, InferenceEngine] = {}
 
     async def fetch(self, revision: str, has: Capabilities, expected_sha256: str | None = None) -> Fetched:
         """`expected_sha256`: the adapter that whoever wants the revision named, where one did.
@@ -67,7 +72,7 @@ class Loader:
         Raises UnknownRevision, LoadFailed, Unavailable."""
 
         async def once() -> Fetched:
-            manifest = await self._manifest(revision)
+            manifest = await self._manifest(revision, expected_sha256)
             if expected_sha256 not in (None, manifest.adapter_sha256):
                 raise Fatal(
                     f"{revision} is wanted as adapter {expected_sha256}; the catalog has {manifest.adapter_sha256}"
@@ -82,6 +87,7 @@ class Loader:
         """Raises LoadFailed, Unavailable and QueueFull (for now), EngineDead."""
 
         async def once() -> Loaded:
+            await self._clear_out(engine)
             try:
                 report = await engine.load(fetched.manifest, fetched.directory)
             except AdapterRefused as error:
@@ -90,7 +96,8 @@ class Loader:
             try:
                 proof = prove(fetched.manifest, report, engine.capabilities())
             except NotProved:
-                await engine.unload(fetched.manifest.revision)
+                self._unproved[fetched.manifest.revision] = engine
+                await self._clear_out(engine)
                 raise
             return Loaded(fetched.manifest, proof, engine)
 
@@ -117,6 +124,21 @@ class Loader:
                 await asyncio.sleep(RETRY_DELAY_S * attempt)
         raise AssertionError("attempts is at least 1")
 
+    async def _clear_out(self, engine: InferenceEngine) -> None:
+        """What was not proved leaves the engine: now, or before its next load where it does not let go."""
+        self._unproved = {revision: held for revision, held in self._unproved.items() if held is engine}
+        for revision in list(self._unproved):
+            try:
+                await engine.unload(revision)
+            except EngineDead:
+                raise
+            except NotResident:
+                pass
+            except Exception as error:
+                logger.warning("%s is not proved and cannot be unloaded: %r", revision, error)
+                continue
+            self._unproved.pop(revision, None)
+
     async def _check_intact(self, manifest: Manifest, refusal: AdapterRefused) -> None:
         """Files that changed after they were verified say nothing about the revision: fetched again.
 
@@ -132,12 +154,26 @@ class Loader:
                 "of adapters in memory (MINT_SERVING_MEMORY_BYTES)"
             )
 
-    async def _manifest(self, revision: str) -> Manifest:
+    def near(self, revision: str) -> bool:
+        """Whether its manifest is known and its files are on disk."""
+        manifest = self._manifests.get(revision)
+        return manifest is not None and self._files.has(manifest.adapter_sha256)
+
+    async def _manifest(self, revision: str, expected_sha256: str | None) -> Manifest:
+        """The catalog's; what it said before is as good, since a revision never changes."""
         _check_numbered(revision)
+        known = self._manifests.get(revision)
+        if known is not None and expected_sha256 in (None, known.adapter_sha256):
+            self._manifests.move_to_end(revision)
+            return known
         view = await self._revisions.revision(revision)
         if view.revision != revision or view.adapter_sha256 != view.manifest.adapter_sha256:
             raise Fatal(f"the catalog's row of {revision} and its manifest name different adapters")
-        return view.manifest.model_copy(update={"revision": revision})
+        manifest = view.manifest.model_copy(update={"revision": revision})
+        self._manifests[revision] = manifest
+        while len(self._manifests) > MANIFESTS_KEPT:
+            self._manifests.popitem(last=False)
+        return manifest
 
     def _given_up(self, revision: str, error: Exception) -> Problem:
         text = f"{revision} was not loaded after {self._attempts} attempts: {error}"

@@ -1,9 +1,9 @@
 """Cold loads as scheduled work: each is fetched to disk, then activated in the engine.
 
 In flow revisions with who asks and how urgently, out flow answers. Fetches run side by side, and only for
-the loads that are activated next; activations are few and paced. Invariants: a revision is loaded once,
-however many wait for it; loads, fetches and activations are bounded; a caller that goes away never stops
-a load that others share.
+the loads that are activated next, except where the files are here already; activations are few and paced.
+Invariants: a revision is loaded once, however many wait for it; loads, fetches and activations are bounded; a
+caller that goes away never stops a load that others share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from services.serving.backlog import Asker, Backlog, Load, LoadView, Stage
-from services.serving.errors import Loading, Problem
+from services.serving.errors import EngineDown, Problem
 from services.serving.loader import Fetched
 from services.serving.pace import Clock, Estimate, Pace
 from shared.ending import end
@@ -26,10 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class Stages(Protocol):
-    """Both raise the `Problem` that ends the load."""
+    """`fetch` and `activate` raise the `Problem` that ends the load."""
 
     async def fetch(self, revision: str) -> Fetched | None:
         """The files on local disk; None when there is nothing left to load."""
+        ...
+
+    def near(self, revision: str) -> bool:
+        """Whether its files are on local disk already, as far as is known."""
         ...
 
     async def activate(self, fetched: Fetched, began: Callable[[], None]) -> None:
@@ -54,7 +58,7 @@ class LoadBounds:
 class LoadScheduler:
     def __init__(self, stages: Stages, bounds: LoadBounds, pace: Pace, clock: Clock = time.monotonic) -> None:
         self._stages, self._bounds, self._pace, self._clock = stages, bounds, pace, clock
-        self._estimate = Estimate()
+        self._estimate, self._fetch_estimate = Estimate(), Estimate(first_guess_s=0.0)
         self._backlog = Backlog(bounds.depth, self._expected_s, clock)
         self._workers: list[asyncio.Task[None]] = []
         self._stopped = False
@@ -62,6 +66,7 @@ class LoadScheduler:
     def start(self) -> None:
         if not self._workers:
             steps = [self._fetch] * self._bounds.fetches + [self._activate] * self._bounds.activations
+            steps.append(self._fetch_near)
             self._workers = [asyncio.create_task(self._work(step), name="cold-loads") for step in steps]
 
     async def stop(self) -> None:
@@ -105,7 +110,8 @@ class LoadScheduler:
         return {load.fetched.manifest.adapter_sha256 for load in self._backlog.loads() if load.fetched is not None}
 
     def _expected_s(self, position: int) -> float:
-        return position * self._estimate.each_s() * self._pace.stretch() / self._bounds.activations
+        activation_s = self._estimate.each_s() * self._pace.stretch() / self._bounds.activations
+        return position * max(activation_s, self._fetch_estimate.each_s() / self._bounds.fetches)
 
     async def _work(self, step: Callable[[], Awaitable[bool]]) -> None:
         while True:
@@ -117,11 +123,20 @@ class LoadScheduler:
         """One fetch; False when there is none to do now."""
         self._backlog.prune()
         ahead = islice(self._backlog.upcoming(), self._bounds.ahead)
-        load = next((load for load in ahead if load.stage == "queued"), None)
+        return await self._fetched(next((load for load in ahead if load.stage == "queued"), None))
+
+    async def _fetch_near(self) -> bool:
+        """One load whose files are here, however many downloads hang and wherever it is in the order."""
+        self._backlog.prune()
+        queued = (load for load in self._backlog.upcoming() if load.stage == "queued")
+        return await self._fetched(next((load for load in queued if self._stages.near(load.revision)), None))
+
+    async def _fetched(self, load: Load | None) -> bool:
         if load is None:
             return False
         load.stage = "fetching"
         problem: Problem | None = None
+        began = self._clock()
         try:
             load.fetched = await self._stages.fetch(load.revision)
         except Exception as error:
@@ -132,6 +147,7 @@ class LoadScheduler:
             self._backlog.finish(load, problem)
         else:
             load.stage = "fetched"
+            self._fetch_estimate.add(self._clock() - began)
             self._backlog.move()
         return True
 
@@ -175,5 +191,6 @@ def _problem(revision: str, error: Exception) -> Problem:
     return Problem(f"loading {revision} failed: {error!r}")
 
 
-def _shutting_down(revision: str) -> Loading:
-    return Loading(f"{revision} was not loaded: this replica is shutting down; try another")
+def _shutting_down(revision: str) -> EngineDown:
+    """Not `Loading`, whose load goes on: callers ask another replica."""
+    return EngineDown(f"{revision} was not loaded: this replica is shutting down; try another")

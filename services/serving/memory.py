@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +74,18 @@ class MemoryTier:
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self._entries.values())
 
+    def fits(self, sizes: Collection[int]) -> bool:
+        """Whether revisions of so many bytes could all come now without another's leaving; one place is left."""
+        count = len(self._entries) + len(self._coming) + len(sizes)
+        return count < self._capacity and self._bytes_taken() + sum(sizes) <= self._max_bytes
+
+    def has_place(self, revision: str) -> bool:
+        return revision in self._entries or revision in self._coming
+
+    def asking(self, revision: str) -> int:
+        """How many are about to hold it."""
+        return self._awaited[revision]
+
     def digests(self) -> set[str]:
         """The adapters whose files an engine may still read."""
         return {entry.loaded.proof.adapter_sha256 for entry in (*self._entries.values(), *self._leaving)}
@@ -92,7 +104,7 @@ class MemoryTier:
     def let_go(self, entry: Resident) -> None:
         entry.holds -= 1
         self._used(entry)
-        self.notify()
+        self._freed.set()
 
     @contextmanager
     def awaited(self, revision: str) -> Iterator[None]:
@@ -136,6 +148,7 @@ class MemoryTier:
         """Nothing is resident any more; gives what was, most recently used first."""
         recent = sorted(self._entries.values(), key=lambda entry: entry.used, reverse=True)
         self._entries.clear()
+        self._leaving.clear()
         self.notify()
         return [entry.revision for entry in recent]
 
@@ -188,7 +201,10 @@ class MemoryTier:
 
     def _is_full(self, size: int) -> bool:
         count = len(self._entries) + len(self._coming)
-        return count >= self._capacity or self.bytes() + sum(self._coming.values()) + size > self._max_bytes
+        return count >= self._capacity or self._bytes_taken() + size > self._max_bytes
+
+    def _bytes_taken(self) -> int:
+        return self.bytes() + sum(self._coming.values())
 
     def _victims(self, size: int) -> list[Resident]:
         """Unpinned revisions, first to go first: what nobody wants, then what is worth least."""
@@ -221,10 +237,13 @@ class MemoryTier:
             raise
         except Exception as error:
             logger.warning("%s cannot be unloaded: %r", entry.revision, error)
-            self._entries.setdefault(entry.revision, entry)
+            # Not after `clear`: that engine, and all that it held, is gone.
+            if entry in self._leaving:
+                self._entries.setdefault(entry.revision, entry)
             return False
         finally:
-            self._leaving.remove(entry)
+            if entry in self._leaving:
+                self._leaving.remove(entry)
         logger.info("%s unloaded to make room", entry.revision)
         return True
 

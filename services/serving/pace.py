@@ -50,16 +50,17 @@ class Pace:
 
 
 class Estimate:
-    """The median of the last `RECENT` activations."""
+    """The median of the last `RECENT` activations, or fetches."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_guess_s: float = FIRST_GUESS_S) -> None:
+        self._first_guess_s = first_guess_s
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, seconds: float) -> None:
         self._recent.append(seconds)
 
     def each_s(self) -> float:
-        return statistics.median(self._recent) if self._recent else FIRST_GUESS_S
+        return statistics.median(self._recent) if self._recent else self._first_guess_s
 
 
 def retry_after_s(expected_wait_s: float) -> float:

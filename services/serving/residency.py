@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from services.serving.backlog import Asker
-from services.serving.errors import EngineDown, LoadFailed, Unavailable
+from services.serving.errors import EngineDown, LoadFailed, QueueFull, Unavailable
 from services.serving.eviction import EvictionName, make_eviction
 from services.serving.failures import Failures
 from services.serving.loader import Fetched, Loaded, Loader
 from services.serving.loads import LoadBounds, LoadScheduler
 from services.serving.memory import MemoryTier, Resident
 from services.serving.pace import Pace
+from services.serving.preload import Preloads
 from services.serving.supervise import Supervisor
 from services.serving.wanted import Wanted
 from shared.engine.port import EngineDead, InferenceEngine, NotResident, ResidentAdapter
@@ -33,12 +34,14 @@ from shared.telemetry.metrics import ACTIVATE_SECONDS, FETCH_SECONDS, HOLDS
 logger = logging.getLogger(__name__)
 
 OnReady = Callable[[Loaded], None]
+RESTORE_AGAIN_S = 2.0
 Tier = Literal["slot", "memory", "disk", "catalog"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`capacity` in revisions and `memory_bytes` bound the memory tier; the times are in seconds."""
+    """`capacity` in revisions and `memory_bytes` bound the memory tier; the times are in seconds. `fetch_s` bounds one
+    fetch: a download that hangs gives its worker back."""
 
     capacity: int
     memory_bytes: int = 4 * 2**30
@@ -49,6 +52,7 @@ class Limits:
     activation_share: float = 0.5
     load_wait_s: float = 120.0
     room_wait_s: float = 30.0
+    fetch_s: float = 300.0
 
     @property
     def bounds(self) -> LoadBounds:
@@ -65,6 +69,7 @@ class Residency:
         self._lost: list[str] = []
         self._wanted = Wanted(limits.capacity, limits.memory_bytes)
         self._slots: set[str] = set()
+        self._restoring = False
         self.failures = Failures()
         self.memory = MemoryTier(
             limits.capacity,
@@ -72,6 +77,7 @@ class Residency:
             make_eviction(limits.eviction, limits.capacity),
             limits.room_wait_s,
         )
+        self._preloads = Preloads(self.memory, self._wanted, self._preload, limits.bounds.ahead)
         self.queue = LoadScheduler(self, limits.bounds, Pace(limits.activation_share, busy))
         self.changed = self.memory.changed
 
@@ -101,43 +107,49 @@ class Residency:
         self.memory.notify()
 
     def missing(self) -> list[str]:
-        """What is wanted, neither resident nor refused, most urgent first."""
-        return [r for r in self.wanted() if self.memory.get(r) is None and not self.failures.refused(r)]
+        """What is wanted, neither resident nor refused, most urgent first; what need not be kept only while
+        nothing would leave for it."""
+        kept, others = self.missing_kept(), self._absent(self._wanted.if_there_is_room)
+        return kept + [revision for revision in others if self._preloads.has_room(revision)]
+
+    def missing_kept(self) -> list[str]:
+        """Of those, what is to be kept."""
+        return self._absent(self.wanted())
 
     async def preload(self, revisions: Iterable[str], enough: Callable[[], bool] = lambda: False) -> None:
-        """Load without a request, in order, as many at once as are fetched ahead; what does not work is in
-        `failures` or the log. No further one is begun once it is `enough`."""
-        left = iter(revisions)
-
-        async def work() -> None:
-            for revision in left:
-                if enough():
-                    return
-                await self._preload(revision)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._limits.bounds.ahead):
-                group.create_task(work())
+        """Load without a request, in order; what does not work is in `failures` or the log. No further one is begun
+        once it is `enough`, and none that is preloaded already."""
+        await self._preloads.run(revisions, enough, join=False)
 
     def lost(self) -> None:
         """The engine died: nothing is resident; remember what was, most recently used first."""
         recent = self.memory.clear()
         self._lost = recent + [r for r in self._lost if r not in recent]
+        self._restoring = True
         self._slots.clear()
 
     async def restore(self) -> None:
-        """Bring back the working set that the dead engine had, wanted revisions first, then by last use."""
-        self.memory.notify()
-        lost = sorted(self._lost, key=lambda revision: revision not in self.memory.wanted)
-        await self.preload(lost[: self._limits.capacity])
-        self._lost = []
+        """Bring back the working set that the dead engine had, wanted revisions first, then by last use. What the
+        catalog or the store was away for is tried again until the next engine's turn."""
+        self._restoring = True
+        while self._lost:
+            self.memory.notify()
+            lost = sorted(self._lost, key=lambda revision: revision not in self.memory.wanted)
+            self._lost = await self._preloads.run(lost[: self._limits.capacity], lambda: False, join=True)
+            self._restoring = False
+            if self._lost:
+                await asyncio.sleep(RESTORE_AGAIN_S)
+        self._restoring = False
         self.memory.notify()
 
     def restoring(self) -> list[str]:
+        """What keeps the replica from being healthy; not what waits for a catalog that is away."""
+        if not self._restoring:
+            return []
         return [r for r in self._lost if self.memory.get(r) is None and not self.failures.refused(r)]
 
     def wanted(self) -> list[str]:
-        """What the catalog wants here, most urgent first."""
+        """What the catalog wants kept here, most urgent first."""
         return self._wanted.revisions()
 
     def residents(self) -> list[Resident]:
@@ -161,6 +173,9 @@ class Residency:
             logger.warning("the engine does not list %s any more; it is loaded again when asked for", entry.revision)
             self.memory.drop(entry.loaded)
 
+    def near(self, revision: str) -> bool:
+        return self._loader.near(revision)
+
     async def fetch(self, revision: str) -> Fetched | None:
         """The first stage of a load. Nothing is awaited after the files are there: from then on the load
         names them, and they stay."""
@@ -171,7 +186,7 @@ class Residency:
         self.memory.notify()
         started, outcome = time.monotonic(), "failed"
         try:
-            fetched = await self._loader.fetch(revision, has, self._wanted.digest(revision))
+            fetched = await self._in_time(revision, self._loader.fetch(revision, has, self._wanted.digest(revision)))
             outcome = fetched.found
             self._wanted.learn(fetched.manifest)
             self.memory.wanted = frozenset(self.wanted())
@@ -188,6 +203,8 @@ class Residency:
         revision = fetched.manifest.revision
         if await self.memory.drained(revision) is not None:
             return
+        if self._preloads.is_uncalled_for(fetched.manifest):
+            raise QueueFull(f"there is no room left for {revision}, which nobody asks for now")
         engine = self._supervisor.engine()
         asked = False
         try:
@@ -239,12 +256,19 @@ class Residency:
             return entry, entry.found
         return entry, "slot" if revision in self._slots else "memory"
 
+    def _absent(self, revisions: Iterable[str]) -> list[str]:
+        return [r for r in revisions if self.memory.get(r) is None and not self.failures.refused(r)]
+
     async def _preload(self, revision: str) -> None:
+        entry, _ = await self._held(revision, Asker(PREWARM, _tenant_of(revision)), None)
+        self.memory.let_go(entry)
+
+    async def _in_time(self, revision: str, fetch: Awaitable[Fetched]) -> Fetched:
         try:
-            entry, _ = await self._held(revision, Asker(PREWARM, _tenant_of(revision)), None)
-            self.memory.let_go(entry)
-        except Exception as error:
-            logger.warning("%s is desired but not loaded: %s", revision, error)
+            async with asyncio.timeout(self._limits.fetch_s):
+                return await fetch
+        except TimeoutError as error:
+            raise Unavailable(f"the files of {revision} did not come within {self._limits.fetch_s:g} s") from error
 
     async def _pin(self, loaded: Loaded) -> None:
         try:

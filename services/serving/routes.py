@@ -1,7 +1,7 @@
 """The replica's HTTP: POST /internal/v1/sample, GET /internal/v1/residency and the same as GET /v1/residency.
 
-Problems before the first chunk are answers with their own status; later ones are the stream's last
-line. Invariant: a client that goes away ends its generation and its hold, whatever it was waiting for.
+Problems before the first chunk are answers with their own status; later ones are the stream's last line.
+Invariant: a client that goes away, or stops reading, ends its generation and its hold, whatever it waited for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from services.serving.errors import InvalidRequest, Problem, WrongBase
 from services.serving.sampling import Sampler, Sampling
@@ -27,6 +27,8 @@ from shared.telemetry.spans import GENERATE
 logger = logging.getLogger(__name__)
 
 PUBLIC_RESIDENCY_PATH = "/v1/residency"
+WRITE_WAIT_S = 60.0
+"""How long a reader may take nothing, with its turn and its hold kept for it."""
 
 
 def make_router(sampler: Sampler, status: Status, base: str) -> APIRouter:
@@ -97,18 +99,36 @@ async def _disconnected(request: Request) -> None:
 
 
 class _SampleResponse(StreamingResponse):
-    """Closes the sampling however the response ends, at once and not when memory is collected."""
+    """Closes the sampling however the response ends, at once and not when memory is collected; ends a response
+    whose reader takes nothing for `write_wait_s`."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling, self._lines = sampling, _lines(sampling)
+    def __init__(self, sampling: Sampling, write_wait_s: float = WRITE_WAIT_S) -> None:
+        self._sampling, self._lines, self._write_wait_s = sampling, _lines(sampling), write_wait_s
         super().__init__(self._lines, media_type=wire.MEDIA_TYPE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stalled = False
+
+        async def sent(message: Message) -> None:
+            nonlocal stalled
+            try:
+                async with asyncio.timeout(self._write_wait_s):
+                    await send(message)
+            except TimeoutError:
+                stalled = True
+                raise
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
+        except Exception:
+            if not stalled:
+                raise
+            logger.warning("a reader took nothing for %.0f s; its sample is ended", self._write_wait_s)
         finally:
-            await self._lines.aclose()
-            await self._sampling.close()
+            try:
+                await self._lines.aclose()
+            finally:
+                await self._sampling.close()
 
 
 async def _lines(sampling: Sampling) -> AsyncGenerator[bytes, None]:

@@ -22,6 +22,10 @@ ANNOUNCED_FAILURES = 50
 """Newest first: an announcement is one key-value message and stays small."""
 
 
+REPORTED_ON_DISK = 1000
+"""Most recently used, last."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """`name` is stable over restarts of the process, `url` is where callers reach it."""
@@ -96,7 +100,8 @@ class Status:
                 }
                 for adapter in resident
             ],
-            "disk": self._files.on_disk(),
+            "disk": self._files.on_disk()[-REPORTED_ON_DISK:],
+            "disk_count": self._files.size()[0],
             "wanted": self._residency.wanted(),
             "loads": [asdict(view) for view in self._residency.queue.views()],
             "failed": self._residency.failures.given_up(),

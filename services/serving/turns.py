@@ -10,7 +10,9 @@ that has had its slot longest is closed: at once for an interactive request, els
 any others. A closed revision gets no turn but for those of its requests that waited already when it got its
 slot, `TENURE` at most in all, and its slot is free when its running requests end. So the first revision in the
 order waits for at most `OVERTAKES` + `TENURE` turns of whoever has held longest, and one k-th in the order for
-k times as many. The order is that of `fairness`.
+k times as many. The order is that of `fairness`. A holder whose request runs on and on cannot keep its slot from
+all: after `TENURE` turns and one for each request that ran when it was closed, which is what a drain of equal
+requests takes, the next holder is closed as well, and so on.
 
 Too many sequences for the room that is left hold back whoever is behind them: else single requests would
 keep a large one out for ever.
@@ -24,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from services.serving.errors import QueueFull
 from services.serving.fairness import Ask, Waiting
@@ -76,6 +79,7 @@ class Turns:
         # In the order in which they got their slot.
         self._holders: dict[str, _Slot] = {}
         self._arrivals = self._given = self._shut_out = 0
+        self._patience = TENURE
         self._pace: deque[float] = deque(maxlen=PACE)
         self.running = 0
         self.requests = 0
@@ -135,7 +139,7 @@ class Turns:
 
     def _add(self, turn: Turn) -> None:
         if not self._waiting:
-            self._shut_out = 0
+            self._nobody_is_shut_out()
             if self._has_slot(turn) and self._fits(turn):
                 self._enter(turn)
                 return
@@ -166,7 +170,10 @@ class Turns:
         turn.running, turn.rank = True, self._given + OVERTAKES * CLASSES.index(turn.urgency)
         self.running += turn.sequences
         self.requests += 1
-        self._shut_out = 0 if turn.revision is not None and turn.revision not in self._holders else self._shut_out + 1
+        if turn.revision is not None and turn.revision not in self._holders:
+            self._nobody_is_shut_out()
+        else:
+            self._shut_out += 1
         if turn.revision is not None:
             slot = self._holders.setdefault(turn.revision, _Slot(self._arrivals))
             slot.given += 1
@@ -181,18 +188,23 @@ class Turns:
             if not slot.running:
                 del self._holders[turn.revision]
 
-    def _closed(self) -> str | None:
-        """Every slot is taken: the revision that must leave its own to one that waits; None = there is no need."""
+    def _closed(self) -> set[str]:
+        """Every slot is taken: the revisions that must leave theirs to one that waits, if any does."""
         urgency = self._waiting.most_urgent_beside(self._holders)
         if urgency is None:
-            self._shut_out = 0
-            return None
-        if urgency > INTERACTIVE and self._shut_out < OVERTAKES:
-            return None
-        return next(iter(self._holders))
+            self._nobody_is_shut_out()
+            return set()
+        shut_out = self._shut_out - (OVERTAKES if urgency > INTERACTIVE else 0)
+        if shut_out < 0:
+            return set()
+        return set(islice(self._holders, 1 + shut_out // self._patience))
 
-    def _enters(self, closed: str | None, ask: Ask) -> bool:
-        if ask.revision is None or ask.revision != closed:
+    def _nobody_is_shut_out(self) -> None:
+        """No revision waits for a slot, or the first one has just got it."""
+        self._shut_out, self._patience = 0, TENURE + self.requests
+
+    def _enters(self, closed: set[str], ask: Ask) -> bool:
+        if ask.revision is None or ask.revision not in closed:
             return True
         slot = self._holders[ask.revision]
         return ask.number <= slot.since and slot.given < TENURE

@@ -4,8 +4,9 @@ The exporter runs it before an export is accepted, and every engine runs it befo
 manifest, the directory with the two files, and what the base and the engine are (`Host`). Out: an
 `Admitted`, or AdapterRefused naming the tensor, module or field and what is allowed.
 
-Invariant: admitted files are whole, are the manifest's by digest, are finite, and each of their tensors
-belongs to a module of the base that the host serves, in its shape.
+Invariant: admitted files are whole, are the manifest's by digest, are finite (as scaled, too), and each of their
+tensors belongs to a module of the base that the host serves, in its shape. The config is, byte for byte, the one
+that the manifest stands for, so that no reader can make anything else of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from shared.engine.port import AdapterRefused
 
 __all__ = ["Admitted", "Host", "admit", "base_modules", "host_of"]
 
+_FILES = frozenset({CONFIG_FILE, TENSOR_FILE})
+MAX_CONFIG_BYTES = 2**20
 # Config fields under which PEFT would compute something else than a plain LoRA of one rank.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "use_dora": (False, None),
@@ -76,7 +79,8 @@ def admit(manifest: Manifest, directory: Path, host: Host) -> Admitted:
     except layout.BadTensorFile as error:
         raise AdapterRefused(f"{label(manifest)}: {error}") from error
     _check_digests(manifest, directory)
-    _check_config(manifest, _read_config(manifest, directory), host)
+    _check_config(manifest, _read_config(manifest, directory))
+    _check_spelling(manifest, directory)
     modules = check_tensors(manifest, tensors, host)
     check_values(manifest, directory / TENSOR_FILE, tensors)
     size = sum((directory / name).stat().st_size for name in (CONFIG_FILE, TENSOR_FILE))
@@ -105,7 +109,12 @@ def _check_provenance(manifest: Manifest, host: Host) -> None:
 
 
 def _check_files(manifest: Manifest, directory: Path) -> None:
-    """Presence and size only: cheap, and the first thing that a cut download breaks."""
+    """Names and sizes only: cheap, and the first thing that a cut download breaks."""
+    named = {f"the manifest names {name!r}" for name in manifest.files.keys() - _FILES}
+    # Only the two files are in the digest; whatever else lies there an engine could read unproved.
+    found = {f"{directory} holds {path.name!r}" for path in directory.glob("*") if path.name not in _FILES}
+    for more in sorted(named | found):
+        raise AdapterRefused(f"{label(manifest)}: {more} beside {CONFIG_FILE} and {TENSOR_FILE}; it is not served")
     for name in (CONFIG_FILE, TENSOR_FILE):
         if name not in manifest.files:
             raise AdapterRefused(f"{label(manifest)}: the manifest names no {name}")
@@ -135,23 +144,40 @@ def _check_digests(manifest: Manifest, directory: Path) -> None:
 
 
 def _read_config(manifest: Manifest, directory: Path) -> dict[str, Any]:
+    size = (directory / CONFIG_FILE).stat().st_size
+    if size > MAX_CONFIG_BYTES:
+        raise AdapterRefused(f"{label(manifest)}: {CONFIG_FILE} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
     try:
         config = json.loads((directory / CONFIG_FILE).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"{label(manifest)}: {CONFIG_FILE} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise AdapterRefused(f"{label(manifest)}: {CONFIG_FILE} is no JSON object")
     return config
 
 
-def _check_config(manifest: Manifest, config: dict[str, Any], host: Host) -> None:
+def _check_spelling(manifest: Manifest, directory: Path) -> None:
+    """Equal values may be written so that a reader fails on them (a rank of 8.0), and keys may be there that an
+    engine reads and nobody checked."""
+    canonical = layout.config_bytes(
+        manifest.base, manifest.rank, manifest.alpha, manifest.use_rslora, manifest.target_modules
+    )
+    if (directory / CONFIG_FILE).read_bytes() != canonical:
+        raise AdapterRefused(
+            f"{label(manifest)}: {CONFIG_FILE} is not, byte for byte, what a plain LoRA of its manifest has; "
+            "export it again"
+        )
+
+
+def _check_config(manifest: Manifest, config: dict[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(f"{label(manifest)}: peft_type {config.get('peft_type')!r}; only 'LORA' is served")
     for key, allowed in _PLAIN.items():
         if config.get(key) not in allowed:
             raise AdapterRefused(f"{label(manifest)}: {key}={config[key]!r} is not served; export it as a plain LoRA")
     targets = config.get("target_modules")
-    if not isinstance(targets, list) or sorted(targets) != sorted(manifest.target_modules):
+    named = targets if isinstance(targets, list) and all(isinstance(target, str) for target in targets) else []
+    if sorted(named) != sorted(manifest.target_modules):
         raise AdapterRefused(
             f"{label(manifest)}: target_modules in {CONFIG_FILE} are {targets!r}, "
             f"the manifest's are {sorted(manifest.target_modules)}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ TENSOR_FILE = "adapter_model.safetensors"
 SERVING_PREFIX = "base_model.model."
 MAX_HEADER_BYTES = 16 * 2**20
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_CHUNK_BYTES = 2**20
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -110,22 +112,28 @@ def read_headers(path: Path) -> dict[str, TensorHeader]:
             raise BadTensorFile(f"{path.name} is truncated: header of {length} bytes in a file of {size}")
         raw = file.read(length)
     try:
-        entries = json.loads(raw)
-        headers = {
-            name: TensorHeader(
-                name,
-                str(entry["dtype"]),
-                tuple(int(n) for n in entry["shape"]),
-                8 + length + int(entry["data_offsets"][0]),
-                8 + length + int(entry["data_offsets"][1]),
-            )
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        entries = json.loads(raw, object_pairs_hook=_each_once)
+        headers = {name: _header(name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadTensorFile(f"{path.name} has a header that is not a safetensors header: {error!r}") from error
     _check_extent(path.name, headers, 8 + length, size)
     return headers
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries of one name JSON readers keep either, and two readers may keep different ones."""
+    once = dict(pairs)
+    if len(once) < len(pairs):
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{name!r} is named twice")
+    return once
+
+
+def _header(name: str, entry: dict[str, Any], data_start: int) -> TensorHeader:
+    shape, (start, end) = entry["shape"], entry["data_offsets"]
+    if not isinstance(entry["dtype"], str) or any(type(n) is not int for n in (*shape, start, end)):
+        raise ValueError(f"tensor {name!r} has a dtype, shape or offset of the wrong type")
+    return TensorHeader(name, entry["dtype"], tuple(shape), data_start + start, data_start + end)
 
 
 def _check_extent(name: str, headers: dict[str, TensorHeader], data_start: int, size: int) -> None:
@@ -143,6 +151,21 @@ def _check_extent(name: str, headers: dict[str, TensorHeader], data_start: int, 
     if at != size:
         state = "truncated" if at > size else "longer than its tensors"
         raise BadTensorFile(f"{name} is {state}: {size} bytes, its header asks for {at}")
+
+
+def all_finite(path: Path, header: TensorHeader) -> bool:
+    """Whether a tensor holds no NaN and no infinity, in both of which every bit of the exponent is set. Looks at
+    the bits as they are stored: neither torch nor a float32 copy is needed. A file that ends early is not finite."""
+    kind, exponent = {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}[header.dtype]
+    with path.open("rb") as file:
+        file.seek(header.start)
+        left = header.end - header.start
+        while left:
+            bits = np.frombuffer(file.read(min(left, _CHUNK_BYTES)), kind)
+            if not bits.size or ((bits & exponent) == exponent).any():
+                return False
+            left -= bits.nbytes
+    return True
 
 
 def read_tensor(path: Path, header: TensorHeader) -> Array:

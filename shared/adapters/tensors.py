@@ -16,6 +16,9 @@ from shared.adapters.layout import TensorHeader
 from shared.adapters.manifest import Manifest
 from shared.engine.port import AdapterRefused
 
+LARGEST = 3.3895313892515355e38
+"""The largest number of bfloat16, which is below that of float32."""
+
 
 def label(manifest: Manifest) -> str:
     return f"adapter {manifest.revision or manifest.policy}"
@@ -94,10 +97,18 @@ def _check_pair(manifest: Manifest, module: str, parts: dict[str, TensorHeader],
 
 
 def check_values(manifest: Manifest, path: Path, tensors: Mapping[str, TensorHeader]) -> None:
-    """Finite everywhere, and the manifest's `zero_delta` true to the tensors."""
+    """Finite everywhere, also as engines scale and cast it, and the manifest's `zero_delta` true to the tensors."""
     for header in tensors.values():
-        if not np.isfinite(layout.read_tensor(path, header)).all():
+        if not layout.all_finite(path, header):
             raise AdapterRefused(f"{label(manifest)}: tensor {header.name!r} holds values that are not finite")
+    for name, header in tensors.items():
+        scaling = manifest.scaling if name.endswith(".lora_B.weight") else 1.0
+        largest = float(np.abs(layout.read_tensor(path, header)).max(initial=0.0)) * scaling
+        if not largest <= LARGEST:
+            raise AdapterRefused(
+                f"{label(manifest)}: tensor {name!r} reaches {largest:.3g} as engines scale it; at most {LARGEST:.3g} "
+                "stays finite"
+            )
     zero = layout.is_zero_delta(path, tensors)
     if zero != manifest.zero_delta:
         raise AdapterRefused(

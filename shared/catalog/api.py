@@ -23,6 +23,7 @@ won, and the worker publishes what the answer says, never its local result.
 | GET /internal/v1/policies/{tenant}/{policy}/moves | | list of AliasMove |
 | POST /internal/v1/policies/{tenant}/{policy}/aliases/{alias} | MoveAlias | AliasView |
 | POST /internal/v1/policies/{tenant}/{policy}/rollback | Rollback | AliasView |
+| POST /internal/v1/policies/{tenant}/{policy}/pin | PinPolicy | PolicyView |
 | GET /internal/v1/evaluations?run_id=&revision= | | list of EvaluationView |
 | POST /internal/v1/data | FileRef + tenant | FileRef |
 | GET /internal/v1/data/{tenant}?limit=&cursor= | | Page of DataView |
@@ -209,6 +210,7 @@ class PolicyView(Message):
     revisions: int
     aliases: dict[str, str]
     active_run: str | None
+    pinned: bool = False
 
 
 class RunView(Message):
@@ -277,13 +279,15 @@ class ValidateAnswer(Message):
 
 
 class MoveAlias(Message):
-    """Compare and set. `expected_version` None = whatever holds now (still one transaction)."""
+    """Compare and set. `expected_version` None = whatever holds now (still one transaction). `force`: at once,
+    ready or not; requests then wait for the load."""
 
     revision: str
     actor: str
     reason: str = "manual"
     expected_version: int | None = None
     timeout_s: float = 60.0
+    force: bool = False
 
 
 class Rollback(Message):
@@ -293,6 +297,13 @@ class Rollback(Message):
     alias: str = "live"
     to: str | None = None
     timeout_s: float = 60.0
+    force: bool = False
+
+
+class PinPolicy(Message):
+    """Whether what the policy's aliases point at stays resident on every replica of its base."""
+
+    pinned: bool
 
 
 class CancelRequest(Message):

@@ -100,6 +100,9 @@ class CatalogClient(CatalogHttp):
         path = f"{_policy(policy)}/rollback"
         return await self._post(path, request, api.AliasView, timeout_s=request.timeout_s + 10)
 
+    async def pin(self, policy: str, request: api.PinPolicy) -> api.PolicyView:
+        return await self._post(f"{_policy(policy)}/pin", request, api.PolicyView)
+
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[api.EvaluationView]:
         return await self._get("/evaluations", list[api.EvaluationView], run_id=run_id, revision=revision)
 

@@ -142,8 +142,9 @@ class LoopEngine:
             self._model.remove(handle)
             raise
         except Exception as error:
+            # Admitted, so the fault may be the moment's (memory, files): no refusal, which would stand for good.
             self._model.remove(handle)
-            raise AdapterRefused(f"adapter {manifest.revision} could not be applied: {error!r}") from error
+            raise EngineError(f"adapter {manifest.revision} could not be applied: {error!r}") from error
         return report
 
     def _probe(self, handle: int, manifest: Manifest) -> tuple[float, ...]:

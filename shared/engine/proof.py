@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from shared.adapters.manifest import Manifest
 from shared.engine.port import AdapterRefused, LoadReport
 from shared.engine.settings import Dtype
@@ -20,8 +22,8 @@ def probe_difference(report: LoadReport, manifest: Manifest) -> float | None:
 
 
 def check_report(report: LoadReport, manifest: Manifest, dtype: Dtype) -> None:
-    """N of N modules and equal tensors, always; the probe only where both sides ran in fp32, since in
-    bf16 rounding alone moves logprobs by more than a small adapter does. Raises AdapterRefused."""
+    """N of N modules, equal tensors and finite logprobs, always; the probe's differences only where both sides ran
+    in fp32, since in bf16 rounding alone moves logprobs by more than a small adapter does. Raises AdapterRefused."""
     if report.modules_applied != report.modules_expected or report.modules_expected == 0:
         raise AdapterRefused(
             f"adapter {report.revision}: {report.modules_applied} of {report.modules_expected} modules applied"
@@ -35,6 +37,8 @@ def check_report(report: LoadReport, manifest: Manifest, dtype: Dtype) -> None:
             f"adapter {report.revision}: its probe has {len(manifest.probe.logprobs)} logprobs, "
             f"the engine answered {len(report.probe_logprobs)}"
         )
+    if not all(map(math.isfinite, report.probe_logprobs)):
+        raise AdapterRefused(f"adapter {report.revision}: its probe's logprobs are not finite in the engine")
     difference = probe_difference(report, manifest)
     if dtype == manifest.probe.dtype == "float32" and difference is not None and not difference <= PROBE_TOLERANCE:
         raise AdapterRefused(

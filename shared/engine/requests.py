@@ -8,6 +8,9 @@ import secrets
 
 from shared.engine.port import Capabilities, SampleRequest, SamplingSettings
 
+MIN_TEMPERATURE = 1e-5
+"""Logits divided by less leave float32: the row would be no distribution any more."""
+
 
 def check_request(request: SampleRequest, has: Capabilities, vocab_size: int) -> None:
     """Raises ValueError naming the field and its bound for a request that the engine cannot serve."""
@@ -41,8 +44,10 @@ def _check_settings(settings: SamplingSettings, has: Capabilities, vocab_size: i
             raise ValueError(f"{name} is {value}; it must be within {low} to {high}")
     if not 0.0 < settings.top_p <= 1.0:
         raise ValueError(f"top_p is {settings.top_p}; it must be above 0 and at most 1")
-    if settings.top_k != -1 and settings.top_k < 1:
-        raise ValueError(f"top_k is {settings.top_k}; it must be -1 (off) or at least 1")
+    if 0 < settings.temperature < MIN_TEMPERATURE:
+        raise ValueError(f"temperature is {settings.temperature}; it must be 0 (greedy) or at least {MIN_TEMPERATURE}")
+    if settings.top_k != -1 and not 1 <= settings.top_k < 2**31:
+        raise ValueError(f"top_k is {settings.top_k}; it must be -1 (off) or within 1 to {2**31 - 1}")
     for name, count in (("logprobs", settings.logprobs), ("prompt_logprobs", settings.prompt_logprobs)):
         if count is not None and not 0 <= count <= has.max_logprobs:
             raise ValueError(f"{name} is {count}; it must be within 0 to {has.max_logprobs}")

@@ -42,7 +42,6 @@ class ReplicaDirectory:
         self._reached = clock()
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = asyncio.Event()
-        self._changed = asyncio.Event()
 
     async def start(self) -> None:
         if not self._tasks:
@@ -62,22 +61,9 @@ class ReplicaDirectory:
         alive = [seen.replica for _, seen in sorted(self._seen.items()) if seen.until > now]
         return [replica for replica in alive if base is None or replica.base == base]
 
-    def ready(self, base: str, revision: str) -> list[Replica]:
-        """The replicas on which the revision is ready."""
-        return [r for r in self.replicas(base) if any(ready.revision == revision for ready in r.ready)]
-
     def is_alive(self, replica: Replica) -> bool:
         """Whether that very boot of the replica still announces itself."""
         return any(r.replica == replica.replica and r.boot_id == replica.boot_id for r in self.replicas(replica.base))
-
-    async def changed(self, timeout_s: float) -> bool:
-        """Wait until a replica announces or leaves; False when `timeout_s` passed first."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def observe(self, key: str, value: bytes | None) -> None:
         """Take one value of the bucket; None = the replica left."""
@@ -94,8 +80,6 @@ class ReplicaDirectory:
             age = min(max(time.time() - replica.at, 0.0), self._ttl)
             first = key not in self._seen
             self._seen[key] = _Seen(replica, self._clock() + self._ttl - (age if first else 0.0))
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     def reached(self) -> None:
         """The bus answered now. After an outage every announcement gets the lost time back, so that

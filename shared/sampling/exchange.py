@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import httpx
@@ -22,12 +23,15 @@ from shared.sampling import wire
 from shared.sampling.port import Served
 from shared.telemetry import current_traceparent
 
-__all__ = ["LOOK_EVERY_S", "Exchange", "ReplicaLost"]
+__all__ = ["LOOK_EVERY_S", "EngineLost", "Exchange", "ReplicaLost"]
 
 T = TypeVar("T")
 
 LOOK_EVERY_S = 3.0
 """How often a wait for a silent replica checks that it still announces itself."""
+
+END_WAIT_S = 1.0
+"""How long the end of an answer may take that has nothing more to say."""
 
 _BUSY = frozenset({"loading", "queue_full", "rate_limited"})
 _TIMEOUT = httpx.Timeout(None, connect=5.0)
@@ -37,8 +41,13 @@ class ReplicaLost(Retryable):
     """The replica did not answer, or broke off."""
 
 
+class EngineLost(ReplicaLost):
+    """Its engine is down, perhaps by this very request."""
+
+
 class Exchange:
-    """`open`, then `served` and `chunks`; `close` in any case: it aborts what still generates. `broken`: the replica
+    """`open`, then `served` and `chunks`; `close` in any case: it aborts what still generates, and keeps the
+    connection for the next request once every sequence has finished. `broken`: the replica
     cannot take the next request either (the connection broke or was refused, or its engine is down)."""
 
     served: Served
@@ -49,6 +58,7 @@ class Exchange:
         self._lines: AsyncIterator[str] = _nothing()
         self._first: wire.Line | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._unfinished = 1
         self.broken = False
 
     async def open(self, base: str, request: SampleRequest) -> None:
@@ -59,6 +69,7 @@ class Exchange:
             raise self._refusal(response, await self._from(response.aread()))
         self._lines = response.aiter_lines()
         self.served = await self._read_served(base, request)
+        self._unfinished = request.n
         self._first = await self._line()
 
     async def chunks(self) -> AsyncIterator[SampleChunk]:
@@ -70,8 +81,20 @@ class Exchange:
             line = await self._line()
 
     async def close(self) -> None:
-        if self._response is not None:
+        if self._response is None:
+            return
+        try:
+            if self._unfinished <= 0 and not self.broken:
+                await self._read_to_the_end()
+        finally:
             await self._response.aclose()
+
+    async def _read_to_the_end(self) -> None:
+        """A connection is used again only when its answer was read whole. Nothing of it matters any more."""
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(END_WAIT_S):
+                async for _ in self._lines:
+                    pass
 
     async def _post(self, base: str, request: SampleRequest) -> httpx.Response:
         headers = {"content-type": "application/json"}
@@ -95,13 +118,14 @@ class Exchange:
             error = wire.WireError(code="internal", message=body[:200].decode(errors="replace"))
         status = response.status_code
         if status in (400, 404, 409) and error.code != "wrong_base":
-            return Refused(error.message, error.code, error.near, status)
+            return Refused(error.message, error.code, status=status)
         after = response.headers.get("Retry-After", "")
         delay = float(after) if after.isdigit() else None
         if error.code in _BUSY:
             return Busy(error.message, error.code, status, delay, error.queue_position, error.expected_wait_s)
         self.broken = error.code == "engine_down"
-        return Retryable(f"replica {self._replica.replica}: {error.message}", delay)
+        failure = EngineLost if self.broken else Retryable
+        return failure(f"replica {self._replica.replica}: {error.message}", delay)
 
     async def _read_served(self, base: str, request: SampleRequest) -> Served:
         served = (await self._line()).served
@@ -124,7 +148,10 @@ class Exchange:
             raise self._lost("sent a line that is cut or not understood") from error
         if line.error is not None:
             self.broken = line.error.code == "engine_down"
-            raise ReplicaLost(f"replica {self._replica.replica} broke off: {line.error.message}")
+            failure = EngineLost if self.broken else ReplicaLost
+            raise failure(f"replica {self._replica.replica} broke off: {line.error.message}")
+        if line.chunk is not None and line.chunk.finish_reason is not None:
+            self._unfinished -= 1
         return line
 
     async def _from(self, waiting: Awaitable[T]) -> T:

@@ -2,7 +2,8 @@
 
 In flows a request for a base and a revision; out flow what served it and its chunks. The rule is in
 `routing.py`. Invariant: a request of which nothing was passed on is asked elsewhere when its replica is lost
-or full, at most `TRIES` replicas in all; once its first chunk is out, it is never begun again.
+or full, at most `TRIES` replicas in all; once its first chunk is out, it is never begun again. A request that may
+have ended `ENGINES` engines is given to no other.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import httpx
 
 from shared.bus.bus import Bus
 from shared.engine.port import SampleRequest
-from shared.errors import Busy, Outage, Retryable
+from shared.errors import Busy, Outage, Refused, Retryable
 from shared.residency import Replica
 from shared.sampling import routing, wire
 from shared.sampling.collect import collect
 from shared.sampling.directory import ReplicaDirectory
-from shared.sampling.exchange import Exchange, ReplicaLost
+from shared.sampling.exchange import EngineLost, Exchange, ReplicaLost
 from shared.sampling.ledger import Ledger
 from shared.sampling.port import Sampled, SampleStream
 from shared.telemetry import span
@@ -38,6 +39,13 @@ logger = logging.getLogger(__name__)
 TRIES = 3
 """Replicas asked for one sample before the caller is told to come back."""
 
+ENGINES = 2
+"""Engines that were lost under one sample before no other is risked for it."""
+
+WAIT_S = 120.0
+"""How long replicas that are full may keep a request that says nothing of its wait, all together: as long as each
+does by default, so that a wait used up at one is not begun again at the next."""
+
 REPORT_WAIT_S = 3.0
 """How long a replica has to report its residency."""
 
@@ -45,17 +53,27 @@ REPORT_WAIT_S = 3.0
 @dataclass
 class _Search:
     """One request on its way to a replica: whom it asked and what they said. `until` ends the caller's wait for
-    the first token, on the monotonic clock."""
+    the first token, on the monotonic clock; `kept_s` is how long full replicas let it wait. `refusal`: one could
+    not serve the adapter; one that takes ranks above `rank` perhaps can. `troubled`: the highest rank of those that
+    were in trouble."""
 
     base: str
     request: SampleRequest
     until: float | None
     tried: set[str] = field(default_factory=set)
     troubles: list[Retryable] = field(default_factory=list)
+    kept_s: float = 0.0
+    refusal: Refused | None = None
+    rank: int = -1
+    troubled: int = -1
 
     def over(self) -> bool:
-        waited = self.until is not None and time.monotonic() >= self.until
-        return len(self.tried) >= TRIES or (bool(self.tried) and waited)
+        if len(self.tried) >= TRIES or sum(isinstance(t, EngineLost) for t in self.troubles) >= ENGINES:
+            return True
+        if self.until is None:
+            full = any(isinstance(trouble, Busy) for trouble in self.troubles)
+            return full and self.kept_s >= WAIT_S
+        return bool(self.tried) and time.monotonic() >= self.until
 
     def asked(self) -> SampleRequest:
         """The request, with what is left of the wait."""
@@ -63,16 +81,28 @@ class _Search:
             return self.request
         return replace(self.request, wait_s=max(self.until - time.monotonic(), 0.0))
 
-    def failed(self, error: Retryable) -> None:
+    def refused(self, replica: Replica, error: Refused) -> None:
+        """Raises what no other replica would mend."""
+        if error.code != "refused":
+            raise error
+        self.refusal, self.rank = error, max(self.rank, replica.max_rank)
+
+    def failed(self, error: Retryable, replica: Replica | None = None, after_s: float = 0.0) -> None:
         """Raises what no other replica would mend: a limit is the tenant's wherever it asks, and a load that is
         under way goes on."""
         if isinstance(error, Busy) and (error.status == 429 or error.code == "loading"):
             raise error
+        if isinstance(error, Busy):
+            self.kept_s += after_s
+        if replica is not None:
+            self.troubled = max(self.troubled, replica.max_rank)
         self.troubles.append(error)
         level = logging.INFO if isinstance(error, Busy) else logging.WARNING
         logger.log(level, "request %s: %s", self.request.request_id, error)
 
-    def verdict(self) -> Retryable:
+    def verdict(self) -> Retryable | Refused:
+        if self.refusal is not None and self.rank >= self.troubled:
+            return self.refusal
         busy = [trouble for trouble in self.troubles if isinstance(trouble, Busy)]
         if busy:
             return min(busy, key=lambda b: float("inf") if b.delay_s is None else b.delay_s)
@@ -146,13 +176,17 @@ class RemoteSampler:
             search.tried.add(replica.replica)
             self._ledger.enter(replica, revision)
             exchange = Exchange(self._http, replica, self.directory.is_alive)
+            began = time.monotonic()
             try:
                 await exchange.open(search.base, search.asked())
             except BaseException as error:
                 await self._close(replica, revision, exchange)
-                if not isinstance(error, Retryable):
+                if isinstance(error, Refused):
+                    search.refused(replica, error)
+                elif isinstance(error, Retryable):
+                    search.failed(error, replica, time.monotonic() - began)
+                else:
                     raise
-                search.failed(error)
             else:
                 return replica, exchange
         raise search.verdict()
@@ -162,7 +196,8 @@ class RemoteSampler:
             return None
         alive = self.directory.replicas()
         self._ledger.hear(alive)
-        replicas = _able([replica for replica in alive if replica.base == search.base], search.request)
+        of_base = [replica for replica in alive if replica.base == search.base and replica.max_rank > search.rank]
+        replicas = _able(of_base, search.request)
         revision = search.request.revision
         mine = self._ledger.mine(replicas, revision)
         ordered = routing.order(replicas, revision, mine, search.tried, next(self._turn))
@@ -194,6 +229,8 @@ def _search(base: str, request: SampleRequest) -> _Search:
 
 def _able(replicas: list[Replica], request: SampleRequest) -> list[Replica]:
     """Those that have what the request needs; all when none has, so that one says what is missing."""
-    if request.settings.grammar is None:
-        return replicas
-    return [replica for replica in replicas if replica.structured_output] or replicas
+    tokens = len(request.prompt) + request.settings.max_tokens
+    able = [replica for replica in replicas if replica.max_context is None or replica.max_context >= tokens]
+    if request.settings.grammar is not None:
+        able = [replica for replica in able if replica.structured_output]
+    return able or replicas

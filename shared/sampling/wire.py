@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.engine.port import SampleChunk, SampleRequest
 from shared.sampling.port import Served
@@ -63,7 +63,6 @@ class WireError(_Message):
 
     code: str
     message: str
-    near: list[str] = Field(default_factory=list)
     queue_position: int | None = None
     expected_wait_s: float | None = None
 

@@ -1,12 +1,13 @@
 """Between text and token ids, for one base model: tokenizer, chat template, end-of-sequence ids.
 
 In: the base model's directory. Out: token ids equal to those of Transformers' tokenizer, without
-importing it or torch, so that every service can hold one.
+importing it or torch, so that every service can hold one. Encoding a text leaves other threads running.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,20 @@ from shared.text.template import ChatTemplate, Message, read_chat_template
 from shared.text.tools import spelled_out
 from shared.text.turns import TrainOn, learnt_turns, turn_span
 
-__all__ = ["Message", "TextCodec"]
+__all__ = ["Detokenizer", "Message", "TextCodec", "TooLong"]
+
+# One text at a time is encoded: the library's own threads would only stand in the way of forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+# A decoder may need this many ids to see the character that the last of them are part of.
+_TAIL = 8
+
+
+class TooLong(ValueError):
+    """The text does not fit the tokens that it may have, whatever it says."""
 
 
 class TextCodec:
@@ -28,6 +40,8 @@ class TextCodec:
     def __init__(self, tokenizer: Any, template: ChatTemplate, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer, self._template = tokenizer, template
         self.eos_ids = eos_ids
+        self._texts: dict[int, str] = {}  # of single tokens: answers with logprobs ask for the same ones again
+        self._longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     @classmethod
     def load(cls, directory: Path) -> TextCodec:
@@ -46,10 +60,17 @@ class TextCodec:
     def vocab_size(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str, add_special: bool = False) -> list[int]:
+    def encode(self, text: str, add_special: bool = False, room: int | None = None) -> list[int]:
         """Token ids of the text as it stands; `add_special` puts around it what the tokenizer's own rule
-        says (a beginning-of-sequence token, with some base models)."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+        says (a beginning-of-sequence token, with some base models).
+
+        Raises ValueError for a text with half of a character in it, and TooLong for one that is longer than
+        `room` tokens can be; what it lets pass may still have more."""
+        if room is not None and len(text) > room * self._longest:
+            raise TooLong(f"the text has {len(text)} characters; {room} tokens have at most {room * self._longest}")
+        text.encode()
+        # `encode` would hold the interpreter's lock for as long as it takes.
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Bytes that are no UTF-8 become U+FFFD."""
@@ -57,7 +78,10 @@ class TextCodec:
 
     def token_text(self, token_id: int) -> str:
         """One token as text, special tokens included; a part of a character is U+FFFD."""
-        return self.decode([token_id], skip_special=False)
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special=False)
+        return text
 
     def token_name(self, token_id: int) -> str:
         """One token as the vocabulary writes it (a leading space is a mark there); empty for an unknown id."""
@@ -76,10 +100,15 @@ class TextCodec:
         return self._template.render(messages, add_generation_prompt, tools)
 
     def chat_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), begin: str = ""
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        begin: str = "",
+        room: int | None = None,
     ) -> list[int]:
-        """The prompt after which the assistant's next turn follows, of which `begin` is said already."""
-        return self.encode(self.chat_text(messages, tools=tools) + begin)
+        """The prompt after which the assistant's next turn follows, of which `begin` is said already.
+        Raises what `chat_text` and `encode` raise."""
+        return self.encode(self.chat_text(messages, tools=tools) + begin, room=room)
 
     def conversation(
         self, messages: Sequence[Message], train_on: TrainOn = "assistant"
@@ -108,32 +137,46 @@ class TextCodec:
 class Detokenizer:
     """Token ids in, text out, as they come: what is emitted, joined, is `decode` of all ids.
 
-    Text is held back while it ends inside a character; `flush` gives what is left at the end."""
+    Text is held back while it ends inside a character, though never for more than a few ids: no character has
+    more. `flush` gives what is left at the end. Invariant: each push decodes a bounded number of ids."""
 
     def __init__(self, codec: TextCodec, skip_special: bool = True) -> None:
         self._codec, self._skip_special = codec, skip_special
         self._ids: list[int] = []
         self._read = 0  # ids before this are emitted; they stay as context, since decoders join neighbours
+        self._told = 0  # characters of the text of all ids that are emitted
 
     def push(self, ids: Sequence[int]) -> str:
         """The new text, perhaps empty."""
         self._ids.extend(ids)
         text = self._pending()
-        if not text or text.endswith("\ufffd"):
+        if text and not text.endswith("\ufffd"):
+            self._keep(self._ids[self._read :])
+            return text
+        if len(self._ids) - self._read <= 2 * _TAIL:
             return ""
-        del self._ids[: self._read]
-        self._read = len(self._ids)
-        return text
+        if not text:
+            del self._ids[self._read : -_TAIL]
+            return ""
+        # Of bytes that are no character only the last may still become one.
+        return text[:-1] if self._keep(self._ids[-_TAIL:], unfinished=True) else text
 
     def flush(self) -> str:
         """The rest, with U+FFFD for a character that was never finished."""
         text = self._pending()
-        self._ids, self._read = [], 0
+        self._ids, self._read, self._told = [], 0, 0
         return text
 
+    def _keep(self, ids: list[int], unfinished: bool = False) -> bool:
+        """These ids alone from now on, their text as emitted; `unfinished`: without a last U+FFFD. Whether it has
+        one that is not."""
+        text = self._codec.decode(ids, self._skip_special)
+        held = unfinished and text.endswith("\ufffd")
+        self._ids, self._read, self._told = ids, 0 if held else len(ids), len(text) - held
+        return held
+
     def _pending(self) -> str:
-        emitted = self._codec.decode(self._ids[: self._read], self._skip_special)
-        return self._codec.decode(self._ids, self._skip_special)[len(emitted) :]
+        return self._codec.decode(self._ids, self._skip_special)[self._told :]
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:

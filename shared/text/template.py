@@ -25,6 +25,9 @@ __all__ = ["ChatTemplate", "Message", "read_chat_template"]
 
 Message = Mapping[str, Any]
 
+_OTHER_CALLS = ("<function=", "<arg_key>")
+"""What stands within the tag in templates whose calls are no JSON (Qwen3-Coder, GLM)."""
+
 
 def read_chat_template(directory: Path) -> str:
     """The template's text: `chat_template.jinja`, else the tokenizer config's; empty when there is none."""
@@ -51,7 +54,7 @@ class ChatTemplate:
         self._template = environment.from_string(text) if text else None
         self._special_tokens = dict(special_tokens)
         names = jinja2.meta.find_undeclared_variables(environment.parse(text))
-        self.renders_tools = "tools" in names and CALL_OPEN in text
+        self.renders_tools = "tools" in names and CALL_OPEN in text and not any(mark in text for mark in _OTHER_CALLS)
         """Whether it shows tools and calls by itself, in the format of `shared.text.tools`; what other formats it
         may know is of no use here, since nothing would read the calls."""
 

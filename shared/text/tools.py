@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 __all__ = ["CALL_BEGIN", "CALL_CLOSE", "CALL_OPEN", "spelled_out"]
@@ -36,15 +37,11 @@ def spelled_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     """The tools stand at the end of the system turn, calls in their assistant turn, and results that follow each
     other in one user turn. A chat without any of these comes back as it is."""
     turns: list[dict[str, Any]] = []
-    results = False
-    for message in messages:
-        if message.get("role") != "tool":
-            turns.append(_with_calls(message))
-        elif results:
-            turns[-1]["content"] += f"\n{_result(message)}"
+    for results, group in groupby(messages, lambda message: message.get("role") == "tool"):
+        if results:
+            turns.append({"role": "user", "content": "\n".join(map(_result, group))})
         else:
-            turns.append({"role": "user", "content": _result(message)})
-        results = message.get("role") == "tool"
+            turns.extend(map(_with_calls, group))
     return _with_tools(turns, tools) if tools else turns
 
 

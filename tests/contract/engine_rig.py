@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from shared.adapters.manifest import Manifest
 from shared.bases import Base, load_base
@@ -76,6 +79,10 @@ class Rig:
         (answer,) = await self.ask(revision, prompt=prompt, max_tokens=1, prompt_logprobs=0)
         return [value for value in answer.prompt_logprobs[0] if value is not None]
 
+    def text(self, tokens: list[int]) -> str:
+        tokenizer = Tokenizer.from_file(str(self.base.directory / "tokenizer.json"))
+        return str(tokenizer.decode(tokens, skip_special_tokens=False))
+
     async def clear(self) -> None:
         """Unload everything. A test leaves nothing in flight."""
         for adapter in await self.engine.resident():
@@ -109,3 +116,21 @@ def make_rig(kind: EngineKind, directory: Path, base: Base | None = None, **sett
     # What an engine's start dropped, and warns about when collected, goes while warnings are ignored.
     gc.collect()
     return Rig(engine, base, directory)
+
+
+def peft_greedy(base: Base, directory: Path, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[list[int]]:
+    """What plain PEFT says in fp32 with the adapter in `directory`, one prompt after the other."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(base.directory, dtype=torch.float32)
+    model = PeftModel.from_pretrained(plain, directory).eval()
+    answers = []
+    for prompt in prompts:
+        tokens = list(prompt)
+        with torch.no_grad():
+            for _ in range(max_tokens):
+                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        answers.append(tokens[len(prompt) :])
+    return answers

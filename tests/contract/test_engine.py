@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
+import re
 import time
 import warnings
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,6 +20,7 @@ from shared.adapters.manifest import Probe
 from shared.engine.port import (
     AdapterRefused,
     EngineError,
+    Grammar,
     InferenceEngine,
     NotResident,
     SampleRequest,
@@ -141,18 +146,21 @@ async def test_base_requests_are_untouched_with_every_slot_full(rig: Rig) -> Non
 
 
 async def test_prompt_logprobs_at_once_over_adapters_and_base(rig: Rig) -> None:
-    """vllm#16668: 8 at once over 3 adapters and base → each equals its quiet result."""
+    """vllm#16668, vllm#51594: 8 at once over 3 adapters and base, with plain ones → each equals its quiet result."""
     revisions: list[str | None] = [None, *(f"acme/p{i}@1" for i in range(3))]
     for i, revision in enumerate(revisions):
         if revision is not None:
             await rig.load(revision, seed=i, std=STRONG)
     prompts = {revision: (*PROMPT, 30 + i) for i, revision in enumerate(revisions)}
     quiet = {revision: await rig.scores(revision, prompts[revision]) for revision in revisions}
-    for revision, scores in zip(
-        revisions * 2, await asyncio.gather(*(rig.scores(r, prompts[r]) for r in revisions * 2)), strict=True
-    ):
+    plain = [(await rig.ask(revision))[0].tokens for revision in revisions]
+    mixed = await asyncio.gather(
+        *(rig.scores(r, prompts[r]) for r in revisions * 2), *(rig.ask(revision) for revision in revisions)
+    )
+    for revision, scores in zip(revisions * 2, mixed[:8], strict=True):
         assert close_to(scores, quiet[revision], 1e-4)
-    await rig.ask()
+    assert [answer[0].tokens for answer in mixed[8:]] == plain
+    assert [(await rig.ask(revision))[0].tokens for revision in revisions] == plain
 
 
 async def test_more_revisions_than_slots_take_turns(rig: Rig) -> None:
@@ -243,6 +251,79 @@ async def test_a_reloaded_place_never_serves_the_old_weights(rig: Rig) -> None:
     assert close_to(await rig.scores("acme/p@1"), first, 1e-4)
 
 
+async def test_one_name_loaded_again_never_serves_the_cache_of_what_it_was(rig: Rig) -> None:
+    """vllm#42125, sglang#8263: warm A ×12, then B for the same prompt, under its own name and under A's → B 10/10."""
+
+    async def ask(revision: str, times: int) -> list[list[int]]:
+        # Longer than a block of the cache.
+        return [a[0].tokens for a in await asyncio.gather(*(rig.ask(revision, **how) for _ in range(times)))]
+
+    how: dict[str, Any] = {"prompt": PROMPT * 11, "max_tokens": 4}
+    await rig.load("acme/p@1", seed=1, std=STRONG)
+    warm = await ask("acme/p@1", 1) + await ask("acme/p@1", 11)
+    await rig.load("acme/p@2", seed=2, std=STRONG)
+    moved = await ask("acme/p@2", 10)
+    await rig.engine.unload("acme/p@1")
+    await rig.load("acme/p@1", seed=2, std=STRONG)
+    again = await ask("acme/p@1", 10)
+    assert warm == [warm[0]] * 12
+    assert moved[0] != warm[0]
+    assert moved == [moved[0]] * 10
+    assert again == moved
+
+
+async def test_hot_loads_leave_running_requests_on_their_own_adapters(rig: Rig) -> None:
+    """vllm#47724: greedy A1, A2 while A3, A4 load → tokens equal a quiet run."""
+    running = ("acme/a@1", "acme/a@2")
+    late = [rig.write(f"acme/a@{i}", seed=i, std=STRONG) for i in (3, 4)]
+    for i, revision in enumerate(running):
+        await rig.load(revision, seed=i, std=STRONG)
+    quiet = [a[0].tokens for a in await asyncio.gather(*(rig.ask(revision, max_tokens=48) for revision in running))]
+    tasks = [asyncio.create_task(rig.ask(revision, max_tokens=48)) for revision in running]
+    for manifest, where in late:
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
+        await rig.engine.load(manifest, where)
+    assert [answers[0].tokens for answers in await asyncio.gather(*tasks)] == quiet
+    assert quiet[0] != quiet[1]
+    assert len(await rig.engine.resident()) == 4
+
+
+async def test_a_rollout_in_flight_ends_on_its_own_revision(rig: Rig) -> None:
+    """trl#7017: publish under a rollout, past every slot and place → it ends on its own revision."""
+    newer = [rig.write(f"acme/p@{i}", seed=i, std=STRONG) for i in range(2, 7)]
+    await rig.load("acme/p@1", seed=1, std=STRONG)
+    quiet = [answer.tokens for answer in await rig.ask("acme/p@1", n=2, temperature=1.0, max_tokens=48)]
+    rollout = asyncio.create_task(rig.ask("acme/p@1", n=2, temperature=1.0, max_tokens=48))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError, match="in flight"):
+        await rig.engine.unload("acme/p@1")
+    for manifest, where in newer:
+        await rig.engine.load(manifest, where)
+    assert [answer.tokens for answer in await rollout] == quiet
+    assert "acme/p@6" in {adapter.revision for adapter in await rig.engine.resident()}
+
+
+async def test_idle_adapters_are_listed_like_busy_ones(rig: Rig) -> None:
+    """llm-d-router#2605: residency, slots included, and not activity."""
+    for i in range(4):
+        await rig.load(f"acme/p{i}@1", seed=i)
+    await rig.ask("acme/p3@1")
+    listed = await rig.engine.resident()
+    assert {adapter.revision for adapter in listed} == {f"acme/p{i}@1" for i in range(4)}
+    assert [adapter.in_flight for adapter in listed] == [0] * 4
+    assert sum(adapter.in_slot for adapter in listed) == min(4, rig.engine.capabilities().slots)
+
+
+@pytest.mark.parametrize("field", ["base", "base_sha256", "tokenizer_sha256", "chat_template_sha256"])
+async def test_an_adapter_of_another_base_tokenizer_or_template_is_refused(rig: Rig, field: str) -> None:
+    """lorax#311, lorax#71"""
+    manifest, where = rig.write("acme/p@1")
+    with pytest.raises(AdapterRefused, match=f"{field} is 'eeee"):
+        await rig.engine.load(manifest.model_copy(update={field: "e" * 64}), where)
+    assert await rig.engine.resident() == []
+
+
 async def test_sequences_draw_from_seeds_of_their_own(rig: Rig) -> None:
     """With n > 1 some engines use seed + i, so that seed 8 repeats sequence 2 of seed 7."""
     seven = await rig.ask(n=4, seed=7, temperature=1.0)
@@ -326,6 +407,63 @@ async def test_prompt_logprobs_come_once_with_sequence_zero(rig: Rig) -> None:
 async def test_requests_outside_the_bounds_are_named(rig: Rig, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         await rig.ask(**change)  # type: ignore[arg-type]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"enum": ["yes", "no"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["sure", "count"],
+    "additionalProperties": False,
+}
+CODE = "[0-9]{3}-[a-f]{2}"
+
+
+async def test_a_grammar_is_kept_or_refused(rig: Rig) -> None:
+    """Greedy, seeded with n > 1, and among plain requests, which it leaves as they are."""
+    grammars = Grammar("json_schema", json.dumps(SCHEMA)), Grammar("regex", CODE)
+    if not rig.engine.capabilities().structured_output:
+        for grammar in grammars:
+            with pytest.raises(ValueError, match="has no structured output"):
+                await rig.ask(grammar=grammar)
+        return
+    await rig.load("acme/p@1", std=STRONG)
+    quiet = [(await rig.ask(revision))[0].tokens for revision in (None, "acme/p@1")]
+    asked: list[dict[str, Any]] = [
+        {"revision": revision, "grammar": grammar, "max_tokens": 40, **how}
+        for revision in (None, "acme/p@1")
+        for grammar in grammars
+        for how in ({}, {"n": 3, "temperature": 1.0, "seed": 5})
+    ]
+    both = await asyncio.gather(*(rig.ask(**one) for one in asked), rig.ask(), rig.ask("acme/p@1"))
+    assert [answers[0].tokens for answers in both[-2:]] == quiet
+    for one, answers in zip(asked, both[:-2], strict=True):
+        for answer in answers:
+            assert answer.reasons == ["stop"]
+            said = rig.text(answer.tokens[:-1])
+            if one["grammar"].kind == "regex":
+                assert re.fullmatch(CODE, said)
+                continue
+            value = json.loads(said)
+            assert value["sure"] in ("yes", "no")
+            assert 0 <= value["count"] <= 99
+            assert set(value) == {"sure", "count"}
+        again = await rig.ask(**one)
+        assert [answer.tokens for answer in again] == [answer.tokens for answer in answers]
+
+
+async def test_logprobs_under_a_grammar_are_of_what_was_sampled_from(rig: Rig) -> None:
+    """Everything that the grammar forbids has −inf, which is left out; a stop token of the caller's still stops."""
+    if not rig.engine.capabilities().structured_output:
+        pytest.skip("declared by other engines")
+    (answer,) = await rig.ask(grammar=Grammar("regex", "(yes|no)!"), max_tokens=8, logprobs=5, temperature=1.0)
+    assert rig.text(answer.tokens[:-1]) in ("yes!", "no!")
+    assert all(len(top) >= 1 and math.isfinite(sum(top.values())) for top in answer.top)
+    assert sum(math.exp(value) for value in answer.top[0].values()) == pytest.approx(1.0, abs=1e-3)
+    assert close_to(answer.logprobs[-1:], [0.0], 1e-6)
+    (cut,) = await rig.ask(
+        grammar=Grammar("regex", "(yes|no)!"), max_tokens=8, temperature=1.0, stop_token_ids=(answer.tokens[0],)
+    )
+    assert (cut.tokens, cut.reasons) == (answer.tokens[:1], ["stop"])
 
 
 async def test_closing_the_iterator_aborts_and_frees_the_revision(rig: Rig) -> None:

@@ -12,10 +12,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from shared.bases import load_base
 from shared.engine.loop import LoopEngine
 from shared.engine.port import EngineError, SampleRequest, SamplingSettings
 from shared.engine.transformers.model import TransformersModel
-from tests.contract.engine_rig import PROMPT, STRONG, Rig, close_to, make_rig
+from shared.store.memory import MemoryStore
+from tests.contract.engine_rig import PROMPT, STRONG, Rig, close_to, make_rig, peft_greedy
+from tests.tiny import TINY_NAME, TINY_TOKEN, make_tiny_base
 
 
 @pytest.fixture
@@ -61,6 +64,28 @@ async def test_it_equals_peft(rig: Rig) -> None:
     with torch.no_grad():
         logprobs = peft(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     assert close_to(scores, [float(logprobs[i, token]) for i, token in enumerate(PROMPT[1:])], 1e-4)
+
+
+async def test_a_downloaded_adapter_gives_plain_peft_the_same_greedy_tokens(tmp_path: Path) -> None:
+    """Through the store's files of a revision; fp32."""
+    base = load_base(TINY_NAME, TINY_TOKEN, make_tiny_base(tmp_path / "sharp", sharpness=20.0))
+    rig = make_rig("transformers", tmp_path, base)
+    try:
+        store = MemoryStore()
+        manifest, where = rig.write("acme/adder@1", rank=8, std=STRONG)
+        for name, ref in manifest.files.items():
+            await store.put(ref.key, where / name)
+        fetched = tmp_path / "fetched"
+        fetched.mkdir()
+        for name, ref in manifest.files.items():
+            await store.fetch(ref, fetched / name)
+        await rig.engine.load(manifest, fetched)
+        prompts = [(*PROMPT[:5], 216 + i, *PROMPT[6:]) for i in range(12)]
+        ours = [a[0].tokens for a in await asyncio.gather(*(rig.ask("acme/adder@1", prompt=p) for p in prompts))]
+        assert ours == await asyncio.to_thread(peft_greedy, base, fetched, prompts, 8)
+        assert ours != [a[0].tokens for a in await asyncio.gather(*(rig.ask(prompt=p) for p in prompts))]
+    finally:
+        await rig.engine.close()
 
 
 async def test_many_changes_leave_the_base_as_it_was(rig: Rig) -> None:

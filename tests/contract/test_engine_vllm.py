@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from shared.engine.children import RECORD_FILE
 from shared.engine.port import EngineDead
-from tests.contract.engine_rig import PROMPT, STRONG, Rig, close_to, make_rig, smollm2
+from shared.store.memory import MemoryStore
+from tests.contract.engine_rig import PROMPT, STRONG, Rig, close_to, make_rig, peft_greedy, smollm2
 
 pytestmark = [
     pytest.mark.vllm,
@@ -54,6 +55,33 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
             assert close_to(await rig.scores(revision), await reference.scores(revision), 1e-3)
     finally:
         await reference.engine.close()
+
+
+async def test_twelve_prompts_at_once_give_the_greedy_tokens_of_transformers(
+    rig: Rig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One adapter, fp32; and plain PEFT, from the files as they come out of the store, says the same."""
+    store = MemoryStore()
+    manifest, where = rig.write("acme/adder@1", rank=8, std=0.05, seed=3)
+    for name, ref in manifest.files.items():
+        await store.put(ref.key, where / name)
+    fetched = tmp_path_factory.mktemp("fetched")
+    for name, ref in manifest.files.items():
+        await store.fetch(ref, fetched / name)
+    prompts = [(*PROMPT[:5], 216 + i, *PROMPT[6:], 30 + 7 * i) for i in range(12)]
+    await rig.engine.load(manifest, fetched)
+    ours = [a[0].tokens for a in await asyncio.gather(*(rig.ask("acme/adder@1", prompt=p) for p in prompts))]
+    reference = await asyncio.to_thread(make_rig, "transformers", tmp_path_factory.mktemp("hf"), rig.base)
+    try:
+        await reference.engine.load(manifest, fetched)
+        theirs = [
+            a[0].tokens for a in await asyncio.gather(*(reference.ask("acme/adder@1", prompt=p) for p in prompts))
+        ]
+    finally:
+        await reference.engine.close()
+    assert ours == theirs
+    assert ours == await asyncio.to_thread(peft_greedy, rig.base, fetched, prompts, 8)
+    assert ours != [a[0].tokens for a in await asyncio.gather(*(rig.ask(prompt=p) for p in prompts))]
 
 
 async def test_a_burst_of_seeded_requests_longer_than_a_step_leaves_the_engine_alive(rig: Rig) -> None:

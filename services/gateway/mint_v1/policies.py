@@ -19,7 +19,16 @@ from services.gateway.mint_v1.owned import (
     TenantPart,
     owned_policy,
 )
-from shared.catalog.api import AliasMove, AliasView, MoveAlias, Page, PolicyView, RevisionView, Rollback
+from shared.catalog.api import (
+    AliasMove,
+    AliasView,
+    MoveAlias,
+    Page,
+    PinPolicy,
+    PolicyView,
+    RevisionView,
+    Rollback,
+)
 from shared.errors import Refused
 
 __all__ = [
@@ -27,6 +36,7 @@ __all__ = [
     "list_policies",
     "list_revisions",
     "move_alias",
+    "pin_policy",
     "roll_back",
     "show_policy",
 ]
@@ -44,6 +54,8 @@ def _is_number(value: Any) -> Any:
 Version = Annotated[int, Field(ge=0, strict=False), BeforeValidator(_is_number)]
 """Any integer of JSON, for which 7.0 is one and "7" is none."""
 
+Force = Annotated[bool, Field(description="move at once, ready or not: requests then wait for the load")]
+
 
 class AliasTarget(BaseModel):
     """Compare and set: with `expected_version` the alias moves only if that version still holds."""
@@ -58,6 +70,7 @@ class AliasTarget(BaseModel):
     expected_version: Version | None = None
     reason: Annotated[str, Field(min_length=1, max_length=200)] = "manual"
     timeout_s: Timeout = 60.0
+    force: Force = False
 
 
 class RollbackTo(BaseModel):
@@ -72,6 +85,14 @@ class RollbackTo(BaseModel):
     alias: Alias = "live"
     to: RevisionText | None = None
     timeout_s: Timeout = 60.0
+    force: Force = False
+
+
+class Pin(BaseModel):
+    """A pinned policy's aliased revisions stay resident on every replica of its base model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    pinned: bool = True
 
 
 async def list_policies(
@@ -117,6 +138,7 @@ async def move_alias(
         reason=body.reason,
         expected_version=body.expected_version,
         timeout_s=body.timeout_s,
+        force=body.force,
     )
     return await gateway.catalog.move_alias(name, alias, request)
 
@@ -128,8 +150,13 @@ async def roll_back(
     name = owned_policy(caller, tenant, policy)
     wanted = body or RollbackTo()
     to = None if wanted.to is None else _revision_of(name, wanted.to)
-    request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s)
+    request = Rollback(actor=caller.actor, alias=wanted.alias, to=to, timeout_s=wanted.timeout_s, force=wanted.force)
     return await gateway.catalog.rollback(name, request)
+
+
+async def pin_policy(tenant: TenantPart, policy: PolicyPart, body: Pin, gateway: Here, caller: Caller) -> PolicyView:
+    """Keep what the policy's aliases point at resident, or no longer; 409 when too many are pinned."""
+    return await gateway.catalog.pin(owned_policy(caller, tenant, policy), PinPolicy(pinned=body.pinned))
 
 
 def _revision_of(policy: str, text: str) -> str:

@@ -95,6 +95,7 @@ def _policies(router: APIRouter) -> None:
     add(router, "GET", f"{one}/moves", policies.list_moves, "Where a policy's aliases pointed, and who moved them")
     add(router, "POST", f"{one}/aliases/{{alias}}", policies.move_alias, "Move an alias", responses=TOO_LARGE)
     add(router, "POST", f"{one}/rollback", policies.roll_back, "Move an alias back", responses=TOO_LARGE)
+    add(router, "POST", f"{one}/pin", policies.pin_policy, "Keep a policy resident", responses=TOO_LARGE)
     revision = "/revisions/{tenant}/{policy}/{number}"
     add(router, "GET", revision, revisions.show_revision, "One revision")
     add(router, "GET", f"{revision}/manifest", revisions.revision_manifest, "What a loader must know of a revision")

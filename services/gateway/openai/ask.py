@@ -21,10 +21,12 @@ from services.gateway.openai.tools import ToolUse, tool_use
 from services.gateway.openai.wire import ChatRequest, CompletionRequest, SamplingFields
 from services.gateway.resolution import Target
 from shared.engine.port import Grammar, SamplingSettings
-from shared.text.codec import TextCodec
+from shared.text.codec import TextCodec, TooLong
 from shared.text.tools import CALL_BEGIN
 
-__all__ = ["chat_ask", "completion_ask"]
+__all__ = ["MAX_ENTRIES", "chat_ask", "completion_ask"]
+
+MAX_ENTRIES = 1 << 22
 
 
 async def chat_ask(gateway: Gateway, body: ChatRequest, target: Target, request_id: str) -> Ask:
@@ -33,13 +35,16 @@ async def chat_ask(gateway: Gateway, body: ChatRequest, target: Target, request_
     codec = gateway.codecs[target.base.name]
     tools = await _tools(body)
     grammar = await _grammar(gateway, body, target, tools)
+    _check_choices(gateway, 1, body.n)
+    context = context_tokens(gateway, target.base)
     messages = [message.as_template_input() for message in body.messages]
     shown, begin = (tools.shown, CALL_BEGIN if tools.forced else "") if tools else ((), "")
     try:
-        prompt = tuple(await asyncio.to_thread(codec.chat_ids, messages, shown, begin))
+        prompt = tuple(await asyncio.to_thread(codec.chat_ids, messages, shown, begin, context))
+    except TooLong as error:
+        raise _too_long("messages", error, context) from error
     except ValueError as error:
         raise BadField("messages", f"{target.base.name} does not take this chat: {error}") from error
-    context = context_tokens(gateway, target.base)
     room = context - len(prompt)
     limit = body.limit if body.limit is not None else max(1, min(room, gateway.settings.gateway_default_max_tokens))
     _check_length("messages", len(prompt), limit, context)
@@ -53,10 +58,9 @@ async def completion_ask(gateway: Gateway, body: CompletionRequest, target: Targ
         raise BadField("max_tokens", "max_tokens is 0; it must be at least 1 unless echo is true")
     codec = gateway.codecs[target.base.name]
     grammar = await _grammar(gateway, body, target, None)
-    prompts = await asyncio.to_thread(_prompts, codec, body)
+    _check_choices(gateway, len(body.prompts), body.n)
     context = context_tokens(gateway, target.base)
-    for prompt in prompts:
-        _check_length("prompt", len(prompt), max(1, body.max_tokens), context)
+    prompts = await asyncio.to_thread(_prompts, codec, body, context)
     settings = _settings(body, codec, body.max_tokens, body.logprobs, body.logprobs if body.echo else None)
     settings = replace(settings, grammar=grammar)
     return _ask(gateway, body, target, request_id, prompts, settings, body.echo)
@@ -87,10 +91,22 @@ async def _grammar(gateway: Gateway, body: SamplingFields, target: Target, tools
     return grammar
 
 
-def _prompts(codec: TextCodec, body: CompletionRequest) -> tuple[tuple[int, ...], ...]:
+def _check_choices(gateway: Gateway, prompts: int, n: int) -> None:
+    most = gateway.settings.gateway_max_choices
+    if prompts * n > most:
+        raise BadField("n", f"{prompts} prompts with n {n} are {prompts * n} choices; at most {most} are allowed")
+
+
+def _too_long(param: str, error: TooLong, context: int) -> BadField:
+    return BadField(param, f"{error}; this model's context is {context} tokens", "context_length_exceeded")
+
+
+def _prompts(codec: TextCodec, body: CompletionRequest, context: int) -> tuple[tuple[int, ...], ...]:
     prompts = []
     for prompt in body.prompts:
-        ids = codec.encode(prompt, add_special=True) if isinstance(prompt, str) else prompt
+        ids = _encoded(codec, prompt, context) if isinstance(prompt, str) else prompt
+        # Before anything else is made of what may be far too long.
+        _check_length("prompt", len(ids), max(1, body.max_tokens), context)
         if not ids:
             raise BadField("prompt", "an empty prompt has no token to continue from; send at least one character")
         wrong = next((token for token in ids if not 0 <= token < codec.vocab_size), None)
@@ -98,6 +114,15 @@ def _prompts(codec: TextCodec, body: CompletionRequest) -> tuple[tuple[int, ...]
             raise BadField("prompt", f"token id {wrong} is outside 0 to {codec.vocab_size - 1}")
         prompts.append(tuple(ids))
     return tuple(prompts)
+
+
+def _encoded(codec: TextCodec, text: str, context: int) -> list[int]:
+    try:
+        return codec.encode(text, add_special=True, room=context)
+    except TooLong as error:
+        raise _too_long("prompt", error, context) from error
+    except ValueError as error:
+        raise BadField("prompt", f"the prompt is no text: {error}") from error
 
 
 def _check_length(param: str, prompt: int, limit: int, context: int) -> None:
@@ -152,9 +177,18 @@ def _ask(
         echo=echo,
         priority=body.priority,
     )
-    most = gateway.settings.gateway_max_choices
-    if ask.choices > most:
-        raise BadField(
-            "n", f"{len(prompts)} prompts with n {body.n} are {ask.choices} choices; at most {most} are allowed"
-        )
+    _check_answer(ask)
     return ask
+
+
+def _check_answer(ask: Ask) -> None:
+    """Raises BadField for an answer with more tokens, alternatives included, than may be held for one request."""
+    tokens = ask.choices * ask.settings.max_tokens + ask.echo * ask.n * sum(map(len, ask.prompts))
+    asked = ask.settings.logprobs
+    entries = tokens * (1 if asked is None else 1 + asked)
+    if entries > MAX_ENTRIES:
+        raise BadField(
+            "n" if asked is None else "logprobs",
+            f"{ask.choices} choices may have {tokens} tokens, {entries} with their alternatives; "
+            f"at most {MAX_ENTRIES} are allowed in one answer; send fewer prompts, a lower n or max_tokens",
+        )

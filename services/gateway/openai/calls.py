@@ -26,13 +26,14 @@ CALLED = "tool_calls"
 """The finish reason of a choice that ended by itself and has a call."""
 
 
-# A string, whose group is the closing quote where it has one; or, outside of strings, the closing tag or a character
-# that no JSON has there.
-_NEXT = re.compile(rf'"(?:[^"\\]|\\.)*+("|\\?\Z)|{CALL_CLOSE}|[<\\]', re.DOTALL)
+# Outside of strings: the quote that opens one, the closing tag, or a character that no JSON has there.
+_NEXT = re.compile(rf'"|{CALL_CLOSE}|[<\\]')
+# Within a string: up to its closing quote, or as far as there is text (a backslash waits for what it escapes).
+_STRING = re.compile(r'(?:[^"\\]|\\.)*+', re.DOTALL)
 SPACE = " \t\n\r"
 _SPACE = re.compile(f"[{SPACE}]*")
-# The end of a text that may yet turn out to belong to a call.
-_MAY_OPEN = re.compile(rf"[{SPACE}]*(?:{'|'.join(CALL_OPEN[:n] for n in range(len(CALL_OPEN) - 1, 0, -1))})?\Z")
+# What may be the beginning of a tag, longest first.
+_OPENINGS = tuple(CALL_OPEN[:length] for length in range(len(CALL_OPEN) - 1, 0, -1))
 
 
 def read_call(text: str, names: Iterable[str]) -> ToolCall | None:
@@ -81,6 +82,12 @@ def _space(text: str, at: int) -> int:
     return found.end() if found else at
 
 
+def _may_open(text: str) -> int:
+    """Where the end of a text begins that may yet turn out to belong to a call."""
+    begun = next((begun for begun in _OPENINGS if text.endswith(begun)), "")
+    return len(text.removesuffix(begun).rstrip(SPACE))
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
@@ -116,7 +123,8 @@ class ToolText:
     def __init__(self, names: frozenset[str], single: bool) -> None:
         self._names, self._single = names, single
         self._held, self._at = "", 0  # what is not decided yet, and where it begins in the choice's text
-        self._searched = 0  # there is no end of a call in what is held up to here
+        # There is no end of a call in what is held up to `_searched`, which may be within a string of its JSON.
+        self._searched, self._quoted = 0, False
         self._tokens: deque[Token] = deque()
         self._called = self._behind_call = False
 
@@ -139,8 +147,7 @@ class ToolText:
         if opened < 0:
             if ended and self._behind_call and not self._held.strip(SPACE):
                 self._pass(len(self._held), None)
-            kept = None if ended else _MAY_OPEN.search(self._held)
-            self._content(now, kept.start() if kept else len(self._held))
+            self._content(now, len(self._held) if ended else _may_open(self._held))
             return False
         self._content(now, len(self._held[:opened].rstrip(SPACE)))
         inside = self._held.index(CALL_OPEN) + len(CALL_OPEN)
@@ -159,18 +166,28 @@ class ToolText:
     def _close(self, inside: int) -> int | None:
         """Where the closing tag begins, 0 where there can be none, None where that is open still. A tag within a
         string of the JSON closes nothing."""
-        at = max(self._searched, inside)
-        for found in _NEXT.finditer(self._held, at):
+        self._searched = max(self._searched, inside)
+        while not self._quoted or self._past_string():
+            found = _NEXT.search(self._held, self._searched)
+            if found is None:
+                self._searched = len(self._held)
+                return None
+            self._searched = found.start()
             if found.group() == CALL_CLOSE:
                 return found.start()
-            if found.group(1) == '"':
-                at = found.end()
-                continue
-            self._searched = found.start()
-            undecided = found.group(1) is not None or CALL_CLOSE.startswith(self._held[found.start() :])
-            return None if undecided else 0
-        self._searched = max(at, len(self._held))
+            if found.group() != '"':
+                return None if CALL_CLOSE.startswith(self._held[found.start() :]) else 0
+            self._searched, self._quoted = found.end(), True
         return None
+
+    def _past_string(self) -> bool:
+        """Reads on within a string; whether it is closed."""
+        found = _STRING.match(self._held, self._searched)
+        self._searched = found.end() if found else self._searched
+        if self._held[self._searched : self._searched + 1] != '"':
+            return False
+        self._searched, self._quoted = self._searched + 1, False
+        return True
 
     def _content(self, now: _Decided, length: int) -> None:
         if length:
@@ -181,7 +198,7 @@ class ToolText:
     def _pass(self, length: int, keep: list[Token] | None) -> None:
         self._at += length
         self._held = self._held[length:]
-        self._searched = 0
+        self._searched, self._quoted = 0, False
         while self._tokens and self._tokens[0].offset < self._at:
             token = self._tokens.popleft()
             if keep is not None:

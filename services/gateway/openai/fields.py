@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Fields", "StrictFields"]
+__all__ = ["MAX_FIELDS", "MAX_TOKENS", "Fields", "Integer", "Number", "StrictFields"]
+
+MAX_FIELDS = 100
+"""Of one object: many more than any has, so that what is wrong with each of them is not listed without end."""
+
+MAX_TOKENS = 1 << 20
+"""Of one list of token ids: more than any base model's context."""
+
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 class Fields(BaseModel):
@@ -19,6 +28,8 @@ class Fields(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise ValueError(f"the object has {len(data)} fields; at most {MAX_FIELDS} are read")
         return {key: value for key, value in data.items() if value is not None}
 
 

@@ -3,13 +3,16 @@
 In: an `Ask` (target, prompts, settings). Out: the proof of what runs, then (choice, piece) pairs.
 Invariants: what served is what was resolved, else the request fails; closing ends every stream; a choice
 that met its stop string ends its stream at once; choice i of a prompt draws with a seed derived from
-(request seed, i), so that the same request gives the same choices whatever n is.
+(request seed, i), so that the same request gives the same choices whatever n is. A replica counts each choice
+against the caller's limits: those it turns away ask again while others of the request go on, so that a request of
+more choices than a limit lets in at once takes longer, and succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from services.gateway.openai.calls import ForcedCall, ToolText
@@ -17,15 +20,19 @@ from services.gateway.openai.choice import ChoiceText, Piece, prompt_piece, toke
 from services.gateway.openai.tools import ToolUse
 from services.gateway.resolution import Target
 from shared.engine.port import SampleChunk, SampleRequest, SamplingSettings
-from shared.errors import Retryable
+from shared.errors import Busy, Retryable
 from shared.rl.seeds import derive_seed
-from shared.sampling.port import INTERACTIVE, Sampler, Served
+from shared.sampling.port import INTERACTIVE, Sampler, SampleStream, Served
 from shared.sampling.proved import require_served
 from shared.text.codec import TextCodec
 
 __all__ = ["Ask", "Generation"]
 
 QUEUE_PIECES = 256
+WAIT_S = 120.0
+"""How long a choice asks again for a request that says nothing of its wait."""
+RETRY_S = 1.0
+"""When it asks again where a replica does not say."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,12 @@ class Generation:
 
     def __init__(self, sampler: Sampler, codec: TextCodec, ask: Ask, parallel: int) -> None:
         self.ask, self._sampler, self._codec = ask, sampler, codec
-        self._slots = asyncio.Semaphore(parallel)
+        self._slots, self._at_once = asyncio.Semaphore(parallel), min(ask.choices, parallel)
+        self._turned_away: set[int] = set()
         self._queue: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(QUEUE_PIECES)
         self._first: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
+        self._echoes: dict[int, asyncio.Task[Piece]] = {}
         self._texts: list[ChoiceText] = []
         self._calls: list[ToolText | ForcedCall] = []
 
@@ -101,7 +110,7 @@ class Generation:
         """Ends what still runs, by leaving its stream."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._echoes.values(), return_exceptions=True)
         if self._first.done() and not self._first.cancelled():
             self._first.exception()
 
@@ -115,7 +124,8 @@ class Generation:
 
     async def _run(self, choice: int) -> None:
         try:
-            async with self._slots, self._sampler.stream(self.ask.target.base.name, self.ask.request(choice)) as stream:
+            async with self._slots, AsyncExitStack() as stack:
+                stream = await self._entered(choice, stack)
                 asked = self.ask.target
                 require_served(stream.served, asked.base, asked.revision, asked.adapter_sha256)
                 if not self._first.done():
@@ -126,6 +136,25 @@ class Generation:
                 await self._queue.put(error)
             else:
                 self._first.set_exception(error)
+
+    async def _entered(self, choice: int, stack: AsyncExitStack) -> SampleStream:
+        """Raises Busy for a limit when no other choice is served or asks, or when the wait would be over."""
+        now, request = asyncio.get_running_loop().time, self.ask.request(choice)
+        until = now() + (WAIT_S if request.wait_s is None else request.wait_s)
+        while True:
+            try:
+                stream = self._sampler.stream(self.ask.target.base.name, request)
+                return await stack.enter_async_context(stream)
+            except Busy as busy:
+                delay_s = RETRY_S if busy.delay_s is None else busy.delay_s
+                self._turned_away.add(choice)
+                alone = len(self._turned_away) >= self._at_once and not self._first.done()
+                if busy.status != 429 or alone or now() + delay_s >= until:
+                    raise
+            await asyncio.sleep(delay_s)
+            self._turned_away.discard(choice)
+            if request.wait_s is not None:
+                request = replace(request, wait_s=max(until - now(), 0.0))
 
     async def _pass_on(self, choice: int, chunks: AsyncIterator[SampleChunk]) -> None:
         text = self._texts[choice]
@@ -150,8 +179,12 @@ class Generation:
         raise Retryable("the replica ended the generation without a finish reason; try again")
 
     async def _echo(self, choice: int, first: SampleChunk) -> ChoiceText:
-        prompt = self.ask.prompts[choice // self.ask.n]
-        piece = prompt_piece(self._codec, prompt, first, self.ask.settings.logprobs is not None)
+        # Of one prompt all choices have the same piece, which takes a while to make.
+        number, logprobs = choice // self.ask.n, self.ask.settings.logprobs is not None
+        if number not in self._echoes:
+            made = asyncio.to_thread(prompt_piece, self._codec, self.ask.prompts[number], first, logprobs)
+            self._echoes[number] = asyncio.create_task(made)
+        piece = await asyncio.shield(self._echoes[number])
         self._texts[choice] = ChoiceText(self._codec, self.ask.stops, offset=len(piece.text))
         await self._queue.put((choice, piece))
         return self._texts[choice]

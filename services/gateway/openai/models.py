@@ -49,7 +49,9 @@ async def list_models(
     gateway: Here,
     caller: Caller,
     limit: Annotated[int, Query(ge=1, le=1000)] = PAGE,
-    after: Annotated[str | None, Query(max_length=400, description="the id behind which to continue")] = None,
+    after: Annotated[
+        str | None, Query(max_length=400, pattern=r"^[^\x00-\x1f]*$", description="the id behind which to continue")
+    ] = None,
 ) -> ModelList:
     bases = [_base(name) for name in sorted(gateway.bases)]
     ids = [model.id for model in bases]

@@ -15,11 +15,13 @@ from typing import Any
 
 from services.gateway.openai.patterns import MAX_POSITIONS, check_pattern
 
-__all__ = ["MAX_DEPTH", "MAX_PROPERTIES", "MAX_SCHEMA_BYTES", "check_schema", "moved"]
+__all__ = ["MAX_DEPTH", "MAX_PLACES", "MAX_PROPERTIES", "MAX_SCHEMA_BYTES", "check_schema", "moved", "places"]
 
 MAX_SCHEMA_BYTES = 65_536
 MAX_DEPTH = 32
 MAX_PROPERTIES = 1000
+MAX_PLACES = 2000
+"""Objects and items of lists: the library compares some lists' items each with each."""
 
 _ELSEWHERE = frozenset({"$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
@@ -32,21 +34,32 @@ _library: Any = importlib.import_module("jsonschema")
 _NO_FORMATS = _library.FormatChecker(formats=())
 
 
-def check_schema(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON text. Raises ValueError saying what is wrong and what the bound is."""
+def check_schema(schema: Mapping[str, Any], most: int = MAX_PLACES) -> str:
+    """The schema as JSON text. Raises ValueError saying what is wrong and what the bound is; `most` is that of
+    `places`."""
     try:
-        return _checked(schema)
+        return _checked(schema, most)
     except RecursionError:
         raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep, or its references are") from None
 
 
-def _checked(schema: Mapping[str, Any]) -> str:
-    if _levels(schema) > MAX_DEPTH:
-        raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep")
-    _Walk().check(schema, 1)
+def places(schema: Any) -> int:
+    """How many objects and items of lists there are in a schema that `check_schema` let pass."""
+    if isinstance(schema, dict):
+        return 1 + sum(map(places, schema.values()))
+    return sum(max(1, places(item)) for item in schema) if isinstance(schema, list) else 0
+
+
+def _checked(schema: Mapping[str, Any], most: int) -> str:
     text = json.dumps(schema, allow_nan=False)
     if len(text) > MAX_SCHEMA_BYTES:
         raise ValueError(f"the schema has {len(text)} bytes as JSON; at most {MAX_SCHEMA_BYTES} are allowed")
+    if _levels(schema) > MAX_DEPTH:
+        raise ValueError(f"the schema is nested more than {MAX_DEPTH} deep")
+    _Walk().check(schema, 1)
+    if (found := places(schema)) > most:
+        whole = f" of {MAX_PLACES} for all tools together" if most < MAX_PLACES else ""
+        raise ValueError(f"the schema has {found} objects and items of lists; at most {most}{whole} are allowed")
     for reference in _references(schema):
         _follow(schema, reference)
     if not isinstance(schema.get("$schema", ""), str):
@@ -179,4 +192,6 @@ def _same_place(schema: Any, node: dict[str, Any]) -> Iterator[Any]:
     if isinstance(node.get("$ref"), str):
         yield _follow(schema, node["$ref"])
     for key in _SAME_PLACE:
-        yield from node.get(key, ())
+        # A place that only a reference leads to was never checked as a schema.
+        if isinstance(others := node.get(key), list):
+            yield from others

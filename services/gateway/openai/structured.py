@@ -14,7 +14,7 @@ from pydantic import Field
 from services.gateway.errors import BadField
 from services.gateway.openai.fields import StrictFields
 from services.gateway.openai.patterns import check_pattern
-from services.gateway.openai.schemas import check_schema
+from services.gateway.openai.schemas import MAX_PLACES, check_schema
 from shared.engine.port import Grammar
 
 __all__ = ["ResponseFormat", "StructuredOutputs", "grammar_of", "json_grammar"]
@@ -70,10 +70,10 @@ def grammar_of(response_format: ResponseFormat | None, structured: StructuredOut
     return _regex_grammar(structured.regex or "")
 
 
-def json_grammar(schema: dict[str, Any], param: str, place: str = "") -> Grammar:
+def json_grammar(schema: dict[str, Any], param: str, place: str = "", most: int = MAX_PLACES) -> Grammar:
     """Raises BadField for a schema that `check_schema` refuses."""
     try:
-        return Grammar("json_schema", check_schema(schema))
+        return Grammar("json_schema", check_schema(schema, most))
     except ValueError as error:
         raise BadField(param, f"{param}{place}: {error}") from error
 

@@ -16,8 +16,8 @@ from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.errors import BadField
 from services.gateway.identity import Identity
 from services.gateway.openai.context import context_tokens
-from services.gateway.openai.fields import StrictFields
-from services.gateway.openai.messages import Message, check_results
+from services.gateway.openai.fields import MAX_TOKENS, Integer, StrictFields
+from services.gateway.openai.messages import Messages, check_results, unknown_keys
 from services.gateway.openai.tools import MAX_TOOLS, Tool, tool_use
 from shared.bases import Base
 from shared.text.codec import TextCodec
@@ -34,8 +34,8 @@ class Tokenize(StrictFields):
 
     model: Model | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS)] = ()
+    messages: Messages | None = None
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] = ()
     add_special_tokens: bool | None = Field(
         None, description="what the tokenizer puts around a prompt; chats have what their template says"
     )
@@ -51,6 +51,8 @@ class Tokenize(StrictFields):
         if self.tools and (self.messages is None or not self.add_generation_prompt):
             raise ValueError("tools go with messages and add_generation_prompt: true")
         check_results(self.messages or ())
+        if unknown := unknown_keys(self.messages or ()):
+            raise ValueError(f"not supported here: {', '.join(unknown[:20])}; leave it out")
         return self
 
 
@@ -65,7 +67,7 @@ class Tokenized(BaseModel):
 
 class Detokenize(StrictFields):
     model: Model | None = None
-    tokens: list[Annotated[int, Field(strict=True)]]
+    tokens: Annotated[list[Integer], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 class Detokenized(BaseModel):
@@ -97,7 +99,10 @@ async def detokenize(body: Detokenize, gateway: Here, caller: Caller) -> Detoken
 
 def _ids(codec: TextCodec, base: Base, body: Tokenize) -> list[int]:
     if body.messages is None:
-        return codec.encode(body.prompt or "", add_special=body.add_special_tokens is not False)
+        try:
+            return codec.encode(body.prompt or "", add_special=body.add_special_tokens is not False)
+        except ValueError as error:
+            raise BadField("prompt", f"the prompt is no text: {error}") from error
     messages = [message.as_template_input() for message in body.messages]
     try:
         if not body.add_generation_prompt:

@@ -17,13 +17,15 @@ from pydantic import Field
 
 from services.gateway.errors import BadField
 from services.gateway.openai.fields import StrictFields
-from services.gateway.openai.schemas import check_schema, moved
+from services.gateway.openai.schemas import MAX_PLACES, check_schema, moved, places
 from services.gateway.openai.structured import json_grammar
 from shared.engine.port import Grammar
 
 __all__ = ["MAX_TOOLS", "NamedChoice", "Tool", "ToolChoice", "ToolUse", "tool_use"]
 
 MAX_TOOLS = 128
+_CALL_PLACES = 8
+"""Of a schema that stands around one tool's parameters."""
 
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -80,19 +82,22 @@ def tool_use(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadField("tools", f"tools has {twice!r} more than once; each name must be its own")
+    left = MAX_PLACES
     for number, tool in enumerate(tools):
-        _check_parameters(number, tool.function)
+        left -= _check_parameters(number, tool.function, left)
     if choice == "none":
         return None
     shown = tuple(_shown(tool.function) for tool in tools)
     return ToolUse(shown, frozenset(names), parallel, _forced(tools, choice))
 
 
-def _check_parameters(number: int, function: Function) -> None:
+def _check_parameters(number: int, function: Function, left: int) -> int:
+    """How many of the places that are `left` to it and the tools behind it the function takes."""
     try:
         if function.arguments.get("type") != "object":
             raise ValueError('a function\'s parameters are a schema of "type": "object"')
-        check_schema(function.arguments)
+        check_schema(function.arguments, left)
+        return places(function.arguments)
     except ValueError as error:
         raise BadField("tools", f"tools.{number}.function.parameters ({function.name}): {error}") from error
 
@@ -113,7 +118,8 @@ def _forced(tools: Sequence[Tool], choice: ToolChoice | None) -> Grammar | None:
     calls = [_call(tool.function.name) for tool in tools]
     # Engines follow references through objects alone: what they lead to stands under names, not in a list.
     defined = {tool.function.name: _arguments(tool.function) for tool in tools}
-    return json_grammar({**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": defined}, "tools")
+    most = MAX_PLACES + 1 + _CALL_PLACES * len(tools)
+    return json_grammar({**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": defined}, "tools", most=most)
 
 
 def _call(name: str) -> dict[str, Any]:

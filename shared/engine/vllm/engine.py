@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import TokensPrompt
+from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -41,11 +43,27 @@ from shared.engine.requests import check_request, sequence_seeds
 from shared.engine.settings import EngineSettings
 from shared.engine.shelf import Shelf
 
+from .grammar import Follower, Grammars
+from .merge import merged
 from .start import Started, start_vllm
 from .translate import chunk_of, sampling_params
 
 R = TypeVar("R")
 _DEATH_POLL_S = 0.5
+_ASK_IDLE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What was in slots when vLLM was last asked. A question keeps its worker spinning for a second, so that an idle
+    engine is asked once a minute and not at every look."""
+
+    touched: int
+    at: float
+    slots: frozenset[int]
+
+    def holds(self, touched: int, now: float) -> bool:
+        return touched == self.touched and now - self.at < _ASK_IDLE_EVERY_S
 
 
 class VllmEngine:
@@ -62,6 +80,11 @@ class VllmEngine:
         self._shelf = Shelf(has.max_resident, self._remove)
         self._prepared = asyncio.Lock()
         self._group = started.group
+        self._grammars: Grammars | None = started.grammars
+        self._strays: set[int] = set()
+        self._running = 0
+        self._touched = 0
+        self._listed: _Listed | None = None
         self._ready = False
         self._closed = False
 
@@ -88,25 +111,28 @@ class VllmEngine:
             if request.revision is not None:
                 lora = self._requests[held.enter_context(self._shelf.hold(request.revision))]
             await self._prepare()
+            followers = await self._followers(request)
             seeds = sequence_seeds(request.seed, request.n)
-            if request.n == 1:
-                async with aclosing(self._sequence(request, 0, seeds[0], lora)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
-            async with aclosing(self._merged(request, seeds, lora)) as chunks:
+            sequences = [self._sequence(request, i, seeds[i], lora, followers[i]) for i in range(request.n)]
+            held.enter_context(self._runs())
+            async with aclosing(sequences[0] if request.n == 1 else merged(sequences)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
     async def resident(self) -> list[ResidentAdapter]:
         """Raises EngineError if vLLM lists other adapters than the shelf: then neither can be trusted."""
-        # The shelf first: a load that ends while vLLM answers must not look like a lost adapter.
-        known = {entry.handle for entry in self._shelf.entries().values()}
-        listed = await self._call(self._llm.list_loras())
-        slots = set(await self._rpc("mint_slots"))
-        if not known <= set(listed):
-            raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
-        return self._shelf.resident(slots.__contains__)
+        self._check_alive()
+        now, touched = time.monotonic(), self._touched
+        if self._listed is None or self._running or not self._listed.holds(touched, now):
+            # The shelf first: a load that ends while vLLM answers must not look like a lost adapter.
+            known = {entry.handle for entry in self._shelf.entries().values()}
+            listed = await self._call(self._llm.list_loras())
+            slots = frozenset(await self._rpc("mint_slots"))
+            if not known <= set(listed):
+                raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
+            # Two calls were its own; whatever else came between makes it old at once.
+            self._listed = _Listed(touched + 2, now, slots)
+        return self._shelf.resident(self._listed.slots.__contains__)
 
     def capabilities(self) -> Capabilities:
         return self._has
@@ -115,7 +141,15 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
-        await asyncio.to_thread(self._llm.shutdown)
+        if self._grammars is not None:
+            self._grammars.close()
+        # Nobody else tells them: `shutdown` cancels the task that feeds them, and its own error handling with it.
+        self._llm.output_processor.propagate_error(EngineDeadError())
+        try:
+            await asyncio.to_thread(self._llm.shutdown)
+        finally:
+            # Again for those that began meanwhile; from now on vLLM refuses them itself.
+            self._llm.output_processor.propagate_error(EngineDeadError())
         # vLLM closes its sockets and leaves their context, with its threads, to the garbage collector.
         await asyncio.to_thread(self._llm.engine_core.resources.ctx.destroy, 0)
         await asyncio.to_thread(end_processes, self._children.alive())
@@ -128,6 +162,7 @@ class VllmEngine:
         name = f"{manifest.revision}#{manifest.adapter_sha256}"
         path = await asyncio.to_thread(lambda: str(directory.absolute()))
         lora = LoRARequest(lora_name=name, lora_int_id=handle, lora_path=path)
+        await self._clear_strays()
         try:
             await self._add(lora)
             back = await self._rpc("mint_read_back", handle, lora.lora_path, manifest.scaling)
@@ -142,19 +177,22 @@ class VllmEngine:
             )
             check_report(report, manifest, self._has.dtype)
         except BaseException:
+            self._strays.add(handle)
             with suppress(EngineError):
-                await self._call(self._llm.remove_lora(handle))
+                await self._clear_strays()
             raise
         self._requests[handle] = lora
         return report
 
     async def _add(self, lora: LoRARequest) -> None:
+        """Raises EngineError, never AdapterRefused: it was admitted, and why vLLM failed comes as text alone, a
+        moment's want of memory like anything else."""
         try:
             added = await self._call(self._llm.add_lora(lora))
         except EngineDead:
             raise
-        except Exception as error:
-            raise AdapterRefused(f"adapter {lora.lora_name}: vLLM refused it: {error}") from error
+        except EngineError as error:
+            raise EngineError(f"adapter {lora.lora_name}: vLLM did not take it: {error}") from error
         if not added:
             raise EngineError(f"vLLM did not add adapter {lora.lora_name} as id {lora.lora_int_id}")
 
@@ -163,6 +201,10 @@ class VllmEngine:
             return ()
         settings = SamplingSettings(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         request = SampleRequest("probe", manifest.probe.prompt, settings)
+        try:
+            check_request(request, self._has, self._vocab_size)
+        except ValueError as error:
+            raise AdapterRefused(f"adapter {manifest.revision}: its probe cannot be asked: {error}") from error
         found: tuple[float | None, ...] = ()
         async for chunk in self._sequence(request, 0, 0, lora):
             found = chunk.prompt_logprobs or found
@@ -170,7 +212,21 @@ class VllmEngine:
 
     async def _remove(self, handle: int) -> None:
         del self._requests[handle]
-        await self._call(self._llm.remove_lora(handle))
+        self._strays.add(handle)
+        await self._clear_strays()
+
+    async def _clear_strays(self) -> None:
+        """What a failed removal left in vLLM's cache goes before anything is added: were the cache full, vLLM would
+        evict by its own choice."""
+        for handle in sorted(self._strays):
+            await self._call(self._llm.remove_lora(handle))
+            self._strays.discard(handle)
+
+    async def _followers(self, request: SampleRequest) -> Sequence[Follower | None]:
+        grammar = request.settings.grammar
+        if grammar is None or self._grammars is None:
+            return [None] * request.n
+        return await self._grammars.followers(grammar, request.n)
 
     async def _prepare(self) -> None:
         """Before the first request: what keeps base requests out of other adapters' slots."""
@@ -185,11 +241,12 @@ class VllmEngine:
             self._ready = True
 
     async def _sequence(
-        self, request: SampleRequest, index: int, seed: int, lora: LoRARequest | None
+        self, request: SampleRequest, index: int, seed: int, lora: LoRARequest | None, follower: Follower | None = None
     ) -> AsyncGenerator[SampleChunk, None]:
+        end = self._grammars.end if self._grammars is not None else None
         generator = self._llm.generate(
             TokensPrompt(prompt_token_ids=list(request.prompt)),
-            sampling_params(request.settings, seed, with_prompt=index == 0),
+            sampling_params(request.settings, seed, with_prompt=index == 0, grammar_end=end),
             f"{request.request_id}-{index}-{next(self._names)}",
             lora_request=lora,
             priority=request.priority,
@@ -197,42 +254,27 @@ class VllmEngine:
         async with aclosing(generator):
             try:
                 async for output in generator:
-                    yield chunk_of(index, output, request.prompt, request.settings)
+                    if output.outputs[0].finish_reason == "error":
+                        raise EngineError(f"vLLM gave request {request.request_id} up; its log says why")
+                    chunk = chunk_of(index, output, request.prompt, request.settings)
+                    if follower is not None:
+                        follower.take(chunk.token_ids, chunk.finish_reason)
+                    yield chunk
+            except VLLMClientError as error:
+                raise ValueError(f"vLLM refused the request: {error}") from error
             except EngineDeadError as error:
                 raise EngineDead("vLLM's engine process is gone; restart the engine") from error
             except EngineGenerateError as error:
                 raise EngineError(f"vLLM failed request {request.request_id}: {error.__cause__!r}") from error
 
-    async def _merged(
-        self, request: SampleRequest, seeds: list[int], lora: LoRARequest | None
-    ) -> AsyncGenerator[SampleChunk, None]:
-        """Chunks of all sequences as they come."""
-        chunks: asyncio.Queue[SampleChunk | BaseException | None] = asyncio.Queue()
-
-        async def pump(index: int, seed: int) -> None:
-            try:
-                async with aclosing(self._sequence(request, index, seed, lora)) as sequence:
-                    async for chunk in sequence:
-                        chunks.put_nowait(chunk)
-            except Exception as error:
-                chunks.put_nowait(error)
-            chunks.put_nowait(None)
-
-        tasks = [asyncio.create_task(pump(index, seed)) for index, seed in enumerate(seeds)]
+    @contextmanager
+    def _runs(self) -> Iterator[None]:
+        self._running += 1
         try:
-            running = len(tasks)
-            while running:
-                item = await chunks.get()
-                if isinstance(item, BaseException):
-                    raise item
-                if item is None:
-                    running -= 1
-                else:
-                    yield item
+            yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._running -= 1
+            self._touched += 1
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._call(self._llm.collective_rpc(method, args=args)))[0]
@@ -246,6 +288,7 @@ class VllmEngine:
     async def _call(self, work: Awaitable[R]) -> R:
         """An answer of the engine process. Raises EngineDead when it dies instead of answering, and
         EngineError for what the call itself raised there (vLLM sends it as a bare Exception)."""
+        self._touched += 1
         task = asyncio.ensure_future(work)
         try:
             while not task.done():

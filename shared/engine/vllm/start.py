@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import vllm
 from vllm import AsyncEngineArgs, AsyncLLMEngine
+from vllm.config import StructuredOutputsConfig
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
@@ -25,6 +26,7 @@ from shared.engine.settings import EngineSettings
 from shared.errors import Fatal
 
 from . import grouped
+from .grammar import COMPACT, Grammars, grammars_of
 
 # What vLLM fuses: a target on the left is served by the module on the right.
 PACKED = {
@@ -37,18 +39,21 @@ PACKED = {
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MAX_LOGPROBS = 20
 ZERO_ID = 2**30
+TOKENIZER_FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class Started:
     """`group`: the worker's LoRA operators are to be replaced before the first request. `zero`: the
-    adapter that base requests must go through instead; None where they need none."""
+    adapter that base requests must go through instead; None where they need none. `grammars`: None where
+    the base's tokenizer allows no structured output."""
 
     llm: Any
     children: ChildRecord
     record: Path
     group: bool
     zero: LoRARequest | None
+    grammars: Grammars | None = None
 
 
 def start_vllm(base: Base, settings: EngineSettings) -> tuple[Started, Host, Capabilities, int]:
@@ -71,6 +76,8 @@ def start_vllm(base: Base, settings: EngineSettings) -> tuple[Started, Host, Cap
         record.unlink(missing_ok=True)
         raise Fatal(f"vLLM does not start on {base.name}: {error}") from error
     children.stop()
+    vocab_size = int(json.loads((base.directory / "config.json").read_bytes())["vocab_size"])
+    grammars = grammars_of(llm.tokenizer, vocab_size)
     has = Capabilities(
         name="vllm",
         base_name=base.name,
@@ -82,9 +89,13 @@ def start_vllm(base: Base, settings: EngineSettings) -> tuple[Started, Host, Cap
         max_resident=settings.max_resident,
         target_modules=host.target_modules,
         max_logprobs=MAX_LOGPROBS,
+        structured_output=grammars is not None,
+        # Their text format is the callers'; a call that must be made needs a grammar here.
+        tools=grammars is not None,
+        # By recomputation: the lowest priority gives its blocks back first.
+        preemption=True,
     )
-    vocab_size = int(json.loads((base.directory / "config.json").read_bytes())["vocab_size"])
-    return Started(llm, children, record, group, zero), host, has, vocab_size
+    return Started(llm, children, record, group, zero, grammars), host, has, vocab_size
 
 
 def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool) -> AsyncEngineArgs:
@@ -94,8 +105,14 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
         raise Fatal(f"max_rank {host.max_rank} is above vLLM's {RANKS[-1]}")
     return AsyncEngineArgs(
         model=str(base.directory),
-        # Token ids in, token ids out: text is the callers'.
-        skip_tokenizer_init=True,
+        # Token ids in, token ids out: text is the callers'. Grammars alone speak of text, and need the tokenizer.
+        skip_tokenizer_init=not (base.directory / TOKENIZER_FILE).is_file(),
+        # One backend, since the default changes with each request's content. llguidance computes as it goes, within
+        # bounds, and refuses what it does not know; xgrammar compiles whole automata ahead and ignores some
+        # keywords (multipleOf, uniqueItems), and outlines knows fewer.
+        structured_outputs_config=StructuredOutputsConfig(
+            backend="guidance", disable_any_whitespace=not COMPACT["whitespace_flexible"]
+        ),
         dtype=settings.dtype,
         max_model_len=min(settings.max_context, base.max_context),
         max_num_seqs=64,
@@ -114,6 +131,7 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
         # By default logprobs ignore temperature and top_p, and a learner's ratios are wrong.
         logprobs_mode="processed_logprobs",
         max_logprobs=MAX_LOGPROBS,
+        # By default the order of arrival alone counts.
         scheduling_policy="priority",
         worker_extension_cls="shared.engine.vllm.worker.WorkerExtension",
         disable_log_stats=True,

@@ -6,17 +6,22 @@ import math
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from shared.engine.port import FinishReason, SampleChunk, SamplingSettings
+from shared.engine.port import FinishReason, Grammar, SampleChunk, SamplingSettings
 
 
-def sampling_params(settings: SamplingSettings, seed: int, with_prompt: bool) -> SamplingParams:
-    """One sequence. Ends at `stop_token_ids` and `max_tokens` only. `with_prompt`: sequence 0 alone
-    answers prompt logprobs.
+def sampling_params(
+    settings: SamplingSettings, seed: int, with_prompt: bool, grammar_end: int | None = None
+) -> SamplingParams:
+    """One sequence. Ends at `stop_token_ids` and `max_tokens` only, and under a grammar at `grammar_end`: the one
+    token that vLLM allows once the grammar is fulfilled. `with_prompt`: sequence 0 alone answers prompt logprobs.
 
     Raises ValueError for a temperature that vLLM would change (below 0.01) where logprobs are asked for:
     they would be of another distribution than the caller's."""
+    stops = list(settings.stop_token_ids)
+    if settings.grammar is not None and grammar_end is not None and grammar_end not in stops:
+        stops.append(grammar_end)
     params = SamplingParams(
         n=1,
         max_tokens=settings.max_tokens,
@@ -27,13 +32,14 @@ def sampling_params(settings: SamplingSettings, seed: int, with_prompt: bool) ->
         presence_penalty=settings.presence_penalty,
         frequency_penalty=settings.frequency_penalty,
         logit_bias=dict(settings.logit_bias) or None,
-        stop_token_ids=list(settings.stop_token_ids),
+        stop_token_ids=stops,
         ignore_eos=True,
         seed=seed if settings.temperature > 0 else None,
         logprobs=settings.logprobs,
         prompt_logprobs=settings.prompt_logprobs if with_prompt else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        structured_outputs=_structured(settings.grammar),
     )
     if settings.logprobs is not None and params.temperature != settings.temperature:
         raise ValueError(
@@ -41,6 +47,14 @@ def sampling_params(settings: SamplingSettings, seed: int, with_prompt: bool) ->
             "in this engine"
         )
     return params
+
+
+def _structured(grammar: Grammar | None) -> StructuredOutputsParams | None:
+    if grammar is None:
+        return None
+    if grammar.kind == "regex":
+        return StructuredOutputsParams(regex=grammar.text)
+    return StructuredOutputsParams(json=grammar.text)
 
 
 def chunk_of(index: int, output: Any, prompt: tuple[int, ...], settings: SamplingSettings) -> SampleChunk:

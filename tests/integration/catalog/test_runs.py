@@ -201,6 +201,9 @@ async def test_rollback_to_what_cannot_be_loaded_leaves_the_alias(world: World) 
         await world.client.rollback("acme/adder", Rollback(actor="ann", timeout_s=0.5))
     assert (refused.value.status, refused.value.code) == (409, "not_ready")
     assert (await world.client.policy("acme/adder")).aliases == {"live": "acme/adder@2"}
+    forced = await world.client.rollback("acme/adder", Rollback(actor="ann", force=True))
+    assert (forced.revision, forced.version) == ("acme/adder@1", 3)
+    assert (await world.client.moves("acme/adder"))[-1].reason == "rollback, forced"
 
 
 async def test_a_revision_that_no_engine_loads_fails_its_run(world: World) -> None:
@@ -244,18 +247,18 @@ async def test_a_catalog_that_restarts_goes_on_where_it_was(tmp_path: Path, make
         await world.start_replica()
         run = await world.until(run_id, "completed", "failed")
         assert run.state == "completed", run.outcome
-        assert await _desired(world) == [("acme/adder@1", True)]
+        assert await _desired(world) == [("acme/adder@1", False)]
 
 
 async def _desired(world: World) -> list[tuple[str, bool]]:
-    """What is desired once it is pinned; it is written right after the transaction that ended the run."""
+    """What is desired once no run needs it; it is written right after the transaction that ended the run."""
     entries: list[dict[str, Any]] = []
     async with asyncio.timeout(10):
-        while not any(entry["pinned"] for entry in entries):
+        while not entries or any(entry["keep"] for entry in entries):
             found = await world.catalog_bus.kv("residency").get("tiny-llama")
             entries = json.loads(found.value or b"")["entries"] if found is not None else []
             await asyncio.sleep(0.05)
-    return [(entry["revision"], entry["pinned"]) for entry in entries]
+    return [(entry["revision"], entry["keep"]) for entry in entries]
 
 
 async def test_search_shows_aliases(world: World) -> None:

@@ -54,7 +54,7 @@ async def test_giving_up_on_a_whole_answer_ends_its_generation_in_the_engine(wor
     async with world.client() as client:
         world.stage.controls.token_gate.clear()
         asking = asyncio.create_task(client.completions.create(model="acme/adder@1", **FOREVER))
-        await until(lambda: world.replica.sampler.in_flight == 1)
+        await until(lambda: [entry.holds for entry in world.replica.residency.residents()] == [1])
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await world.idle()

@@ -25,6 +25,7 @@ from shared.sampling import wire
 from shared.sampling.directory import ReplicaDirectory
 from shared.sampling.port import SampleStream
 from shared.sampling.remote import RemoteSampler
+from tests.sampling_stack import ready_on
 from tests.servers import NatsServer
 from tests.serving_kit import BASE_NAME, BASE_TOKEN, VOCABULARY, Stage, ask, make_base, until
 
@@ -323,7 +324,7 @@ async def test_a_revision_is_asked_where_it_is_ready(stage: Stage, sampler: Remo
     async with serving(stage), serving(other):
         await _seen(sampler, 2)
         first = await sampler.sample(BASE_NAME, ask("acme/adder@1"))
-        await until(lambda: len(sampler.directory.ready(BASE_NAME, "acme/adder@1")) == 1)
+        await until(lambda: len(ready_on(sampler.directory, BASE_NAME, "acme/adder@1")) == 1)
         for _ in range(5):
             assert (await sampler.sample(BASE_NAME, ask("acme/adder@1"))).served.replica == first.served.replica
     assert sum((stage.controls.loads + other.controls.loads).values()) == 1
@@ -355,8 +356,8 @@ async def test_announcements_and_ready_events_are_on_the_bus(
         assert entry is not None
         assert entry.value is not None
         await _seen(sampler, 1)
-        await until(lambda: sampler.directory.ready(BASE_NAME, "acme/adder@1"))
-        found = sampler.directory.ready(BASE_NAME, "acme/adder@1")[0]
+        await until(lambda: ready_on(sampler.directory, BASE_NAME, "acme/adder@1"))
+        found = ready_on(sampler.directory, BASE_NAME, "acme/adder@1")[0]
         assert (found.url, found.ready[0].adapter_sha256) == (served.url, manifest.adapter_sha256)
         client = await nats.connect(nats_server.url)
         subscription = await client.jetstream().subscribe("mint.v1.revision.ready.mini", ordered_consumer=True)
@@ -375,9 +376,9 @@ async def test_a_restarted_bus_is_told_again(stage: Stage, nats_server: NatsServ
         nats_server.kill()
         await served.replica.residency.preload(["acme/adder@1"])
         await asyncio.to_thread(nats_server.restart)
-        await until(lambda: sampler.directory.ready(BASE_NAME, "acme/adder@1"), timeout_s=15)
+        await until(lambda: ready_on(sampler.directory, BASE_NAME, "acme/adder@1"), timeout_s=15)
         await stage.desire("acme/adder@2")
-        await until(lambda: sampler.directory.ready(BASE_NAME, "acme/adder@2"), timeout_s=15)
+        await until(lambda: ready_on(sampler.directory, BASE_NAME, "acme/adder@2"), timeout_s=15)
 
 
 async def test_a_broken_announcement_is_ignored(bus: Bus, make_bus: Callable[[], Bus]) -> None:

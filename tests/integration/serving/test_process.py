@@ -13,6 +13,7 @@ from shared.bus import Bus, Table, table_for
 from shared.ports import free_port
 from shared.sampling.remote import RemoteSampler
 from shared.store.s3 import S3Store
+from tests.sampling_stack import ready_on
 from tests.servers import NatsServer, S3Server
 from tests.serving_kit import BASE_NAME, BASE_TOKEN, Stage, ask, make_base, until
 from tests.serving_process import Servers, ServingProcess, catalog_http, start_serving
@@ -38,7 +39,7 @@ async def test_a_replica_process_boots_serves_is_killed_comes_back_and_ends_with
         first = await start_serving(tmp_path, base, servers, port=port)
         await first.healthy()
         await sampler.start()
-        await until(lambda: sampler.directory.ready(BASE_NAME, "acme/adder@1"))
+        await until(lambda: ready_on(sampler.directory, BASE_NAME, "acme/adder@1"))
         sampled = await sampler.sample(BASE_NAME, ask("acme/adder@1"))
         assert sampled.served.adapter_sha256 == manifest.adapter_sha256
         second = await start_serving(tmp_path, base, servers)
@@ -50,7 +51,7 @@ async def test_a_replica_process_boots_serves_is_killed_comes_back_and_ends_with
         await third.healthy()
         await until(
             lambda: (
-                [r.boot_id for r in sampler.directory.ready(BASE_NAME, "acme/adder@1")]
+                [r.boot_id for r in ready_on(sampler.directory, BASE_NAME, "acme/adder@1")]
                 not in ([], [sampled.served.boot_id])
             )
         )

@@ -22,6 +22,7 @@ from shared.sampling.port import Sampled
 from shared.sampling.remote import RemoteSampler
 from shared.sampling.routing import score
 from shared.store.s3 import S3Store
+from tests.sampling_stack import ready_on
 from tests.servers import NatsServer, S3Server
 from tests.serving_kit import BASE_NAME, BASE_TOKEN, Catalog, Stage, ask, make_base, until
 from tests.serving_process import Servers, ServingProcess, catalog_http, start_serving
@@ -131,7 +132,7 @@ async def test_first_touches_meet_on_one_replica_and_later_requests_go_where_the
         body = wire.encode_request(ask("acme/elsewhere@1"))
         assert (await http.post(pair.processes[other].url + wire.SAMPLE_PATH, content=body)).status_code == 200
     for sampler in pair.samplers:
-        await until(lambda s=sampler: s.directory.ready(BASE_NAME, "acme/elsewhere@1"))  # type: ignore[misc]
+        await until(lambda s=sampler: ready_on(s.directory, BASE_NAME, "acme/elsewhere@1"))  # type: ignore[misc]
         answers = [await sampler.sample(BASE_NAME, ask("acme/elsewhere@1")) for _ in range(5)]
         assert {answer.served.replica for answer in answers} == {other}
         assert _wrong(answers, elsewhere) == 0

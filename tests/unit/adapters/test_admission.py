@@ -17,6 +17,7 @@ from shared.adapters.manifest import Manifest
 from shared.bases import Base
 from shared.engine.port import AdapterRefused
 from tests.adapters import lora_tensors, write_adapter
+from tests.broken_adapters import BROKEN, stored_as, write_broken
 
 REVISION = "acme/p@1"
 Q = "model.layers.0.self_attn.q_proj"
@@ -100,6 +101,52 @@ def test_broken_files(
     damage(tmp_path / "a" / name)
     with pytest.raises(AdapterRefused, match=f"{REVISION}: {name} {message}"):
         admit(manifest, tmp_path / "a", host)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_an_engine_must_never_see(tmp_path: Path, base: Base, host: Host, name: str) -> None:
+    """vllm#3310, vllm#11702: with a true manifest, the file, tensor or module is named."""
+    damage, message = BROKEN[name]
+    manifest = write_broken(tmp_path / "a", base, damage)
+    with pytest.raises(AdapterRefused, match=f"adapter acme/broken@1: .*{message}"):
+        admit(manifest, tmp_path / "a", host)
+
+
+def test_a_header_is_never_read_at_its_own_word(
+    tmp_path: Path, base: Base, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header that claims more than is allowed is refused after eight bytes, whatever the file holds."""
+    manifest = write_broken(tmp_path / "a", base, BROKEN["a header of 2^60 bytes"][0])
+    asked: list[int] = []
+    real = Path.open
+
+    def watched(path: Path, *args: Any, **kwargs: Any) -> Any:
+        file = real(path, *args, **kwargs)
+        read = file.read
+
+        class Watched:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                file.close()
+
+            def read(self, size: int = -1) -> Any:
+                asked.append(size)
+                return read(size)
+
+        return Watched()
+
+    monkeypatch.setattr(Path, "open", watched)
+    with pytest.raises(AdapterRefused, match="claims a header"):
+        admit(manifest, tmp_path / "a", host)
+    assert asked == [8]
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_each_dtype_that_is_served_is_admitted(tmp_path: Path, base: Base, host: Host, dtype: str) -> None:
+    manifest = write_broken(tmp_path / "a", base, stored_as(dtype))
+    assert len(admit(manifest, tmp_path / "a", host).modules) == 4
 
 
 def test_other_bytes_of_the_same_length(tmp_path: Path, base: Base, host: Host) -> None:
@@ -188,6 +235,17 @@ def test_values_that_are_not_finite(tmp_path: Path, base: Base, host: Host, valu
         _refused(tmp_path, base, host, "not finite", tensors=tensors)
 
 
+@pytest.mark.parametrize(("name", "value"), [(Q_B, 3e38), (Q_B, -1.7e38), (Q_A, 3.4e38)])
+def test_values_that_do_not_stay_finite_in_an_engine(
+    tmp_path: Path, base: Base, host: Host, name: str, value: float
+) -> None:
+    """With alpha 16 and rank 8, B is scaled by 2; bfloat16 ends before float32 does."""
+    tensors = lora_tensors(base, 8, seed=0)
+    tensors[name][0, 0] = value
+    with np.errstate(over="ignore"):
+        _refused(tmp_path, base, host, "stays finite", tensors=tensors)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -206,6 +264,11 @@ def test_values_that_are_not_finite(tmp_path: Path, base: Base, host: Host, valu
         ({"use_rslora": True}, "use_rslora differs"),
         ({"target_modules": ["q_proj"]}, "target_modules in adapter_config.json"),
         ({"target_modules": "all-linear"}, "target_modules in adapter_config.json"),
+        ({"target_modules": [1, "q_proj"]}, "target_modules in adapter_config.json"),
+        ({"r": 8.0}, "byte for byte"),
+        ({"lora_alpha": 16.0}, "byte for byte"),
+        ({"lora_dropout": 0.5}, "byte for byte"),
+        ({"a_key_of_tomorrow": 1}, "byte for byte"),
     ],
 )
 def test_configs_that_compute_something_else(
@@ -218,6 +281,8 @@ def test_configs_that_compute_something_else(
 def test_a_config_that_is_no_json(tmp_path: Path, base: Base, host: Host) -> None:
     _refused(tmp_path, base, host, "is no JSON", config=b"{")
     _refused(tmp_path, base, host, "is no JSON object", config=b"[1]")
+    _refused(tmp_path, base, host, "is no JSON", config=b"[" * 100_000)
+    _refused(tmp_path, base, host, "at most 1048576 are read", config=b" " * (2**20 + 1))
 
 
 def test_a_manifest_that_lists_other_tensors(tmp_path: Path, base: Base, host: Host) -> None:

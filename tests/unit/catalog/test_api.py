@@ -20,7 +20,7 @@ from services.catalog.routes_runs import run_routes
 from services.catalog.routes_work import work_routes
 from services.catalog.validate import Validator
 from services.catalog.waiting import Waiters
-from shared.catalog.api import CommitRequest, MoveAlias, TakeRequest, UpdateResult, ValidateRequest
+from shared.catalog.api import CommitRequest, MoveAlias, PinPolicy, TakeRequest, UpdateResult, ValidateRequest
 from shared.catalog.client import CatalogClient
 from shared.errors import Refused
 from shared.residency import Desired
@@ -156,14 +156,19 @@ async def test_desired_residency_follows_from_the_rows(lab: Lab, api: Api) -> No
     run_id = lab.request(grpo(steps=3))
     await api.driver.refresh_residency()
     wanted = api.desired[-1][1]
-    assert [(e.revision, e.priority, e.pinned) for e in wanted.entries] == [("acme/adder@1", 0, True)]
+    assert [(e.revision, e.priority, e.keep) for e in wanted.entries] == [("acme/adder@1", 0, True)]
     for _ in range(3):
         lab.work(run_id)
     await api.driver.refresh_residency()
     wanted = api.desired[-1][1]
-    assert [(e.revision, e.priority, e.pinned) for e in wanted.entries] == [
-        ("acme/adder@2", 0, False), ("acme/adder@1", 2, True),
+    assert [(e.revision, e.priority, e.keep, e.pinned) for e in wanted.entries] == [
+        ("acme/adder@2", 0, True, False), ("acme/adder@1", 3, False, False),
     ]  # fmt: skip
+    assert (await api.client.pin("acme/adder", PinPolicy(pinned=True))).pinned
+    pinned = api.desired[-1][1].entries[-1]
+    assert (pinned.revision, pinned.priority, pinned.keep, pinned.pinned) == ("acme/adder@1", 2, True, True)
+    assert not (await api.client.pin("acme/adder", PinPolicy(pinned=False))).pinned
+    assert api.desired[-1][1] == wanted
     count = len(api.desired)
     await api.driver.refresh_residency()
     assert len(api.desired) == count, "written only when it changed"

@@ -20,7 +20,7 @@ from services.catalog.database import Database, sqlite_url
 from services.catalog.migrate import SCRIPTS, migrate
 from services.catalog.operation_tables import FileUseRow
 from services.catalog.register import register
-from services.catalog.tables import PolicyRow, RevisionRow, RunRow, Table
+from services.catalog.tables import AliasRow, PolicyRow, RevisionRow, RunRow, Table
 from shared.errors import Fatal
 from tests.catalog_kit import Lab, eventually, sft
 
@@ -86,6 +86,38 @@ def test_the_revisions_of_an_older_directory_use_their_files(tmp_path: Path) -> 
     assert (use.key, use.holder) == ("blobs/sha256/x", "revision:a/b@1")
     (revision,) = database.read_now(lambda session: session.scalars(select(RevisionRow)).all())
     assert (revision.ephemeral, revision.expires_at) == (False, None)
+
+
+def test_aliases_of_an_older_directory_get_their_base_and_their_last_move(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path))
+    _upgrade(database, "0004")
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO policies (policy, tenant, base, created_at, last_number) VALUES ('a/b', 'a', 'tiny', 0.0, 2)"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO runs (run_id, token, state, steps, outcome, request, request_source, request_id, traceparent,"
+            " created_at, promoted) VALUES ('r', 't', 'completed', 1, '', '{}', 's', 'i', 'x', 0.0, 1)"
+        )
+        for number in (1, 2):
+            connection.exec_driver_sql(
+                "INSERT INTO revisions (revision, policy, number, base, run_id, step, export_command, adapter_sha256,"
+                f" adapter_bytes, zero_delta, manifest, created_at) VALUES ('a/b@{number}', 'a/b', {number}, 'tiny',"
+                f" 'r', {number}, 'e{number}', 'x', 1, 0, '{{}}', 0.0)"
+            )
+        for seq, alias, version, revision in ((5, "live", 1, 1), (6, "next", 1, 2), (7, "live", 2, 2)):
+            connection.exec_driver_sql(
+                "INSERT INTO alias_moves (seq, policy, alias, version, revision, reason, actor, at) VALUES"
+                f" ({seq}, 'a/b', '{alias}', {version}, 'a/b@{revision}', '', '', 0.0)"
+            )
+        for alias, version in (("live", 2), ("next", 1)):
+            connection.exec_driver_sql(
+                "INSERT INTO aliases (policy, alias, revision, previous, version)"
+                f" VALUES ('a/b', '{alias}', 'a/b@2', NULL, {version})"
+            )
+    migrate(database.engine, str(tmp_path))
+    rows = database.read_now(lambda session: list(session.scalars(select(AliasRow).order_by(AliasRow.alias))))
+    assert [(row.alias, row.base, row.moved) for row in rows] == [("live", "tiny", 7), ("next", "tiny", 6)]
     database.close()
 
 

@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import math
 import warnings
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import torch
 
 from shared.adapters.host import host_of
 from shared.bases import Base
-from shared.engine.port import EngineDead, EngineError, SamplingSettings
+from shared.engine.port import AdapterRefused, EngineDead, EngineError, Grammar, SampleRequest, SamplingSettings
 from shared.engine.settings import EngineSettings
 from tests.serving_kit import make_base
 
@@ -99,6 +100,30 @@ def test_a_temperature_that_vllm_would_raise_gives_no_logprobs(vllm: Any) -> Non
         assert vllm.translate.sampling_params(fine, 1, with_prompt=True).max_tokens == 1
 
 
+def test_a_grammar_travels_and_its_end_is_a_stop_token(vllm: Any) -> None:
+    """Once a grammar is fulfilled vLLM allows one token alone, which would be drawn until the length is reached."""
+    settings = SamplingSettings(max_tokens=3, stop_token_ids=(5,), grammar=Grammar("regex", "a+"))
+    params = vllm.translate.sampling_params(settings, 1, with_prompt=False, grammar_end=2)
+    assert (params.structured_outputs.regex, params.structured_outputs.json) == ("a+", None)
+    assert params.stop_token_ids == [5, 2]
+    schema = replace(settings, stop_token_ids=(2,), grammar=Grammar("json_schema", "{}"))
+    params = vllm.translate.sampling_params(schema, 1, with_prompt=False, grammar_end=2)
+    assert (params.structured_outputs.regex, params.structured_outputs.json) == (None, "{}")
+    assert params.stop_token_ids == [2]
+    plain = vllm.translate.sampling_params(replace(settings, grammar=None), 1, with_prompt=False, grammar_end=2)
+    assert (plain.structured_outputs, plain.stop_token_ids) == (None, [5])
+
+
+def test_one_backend_compiles_grammars_and_priorities_count(vllm: Any, base: Base, tmp_path: Path) -> None:
+    arguments = _arguments(vllm, base, tmp_path)
+    assert arguments.structured_outputs_config.backend == "guidance"
+    assert arguments.structured_outputs_config.disable_any_whitespace
+    assert arguments.skip_tokenizer_init is False
+    assert arguments.scheduling_policy == "priority"
+    (base.directory / "tokenizer.json").unlink()
+    assert _arguments(vllm, base, tmp_path).skip_tokenizer_init is True
+
+
 def test_what_filters_leave_of_the_others_is_left_out(vllm: Any) -> None:
     """Under top-k, top-p or a grammar the top logprobs contain −inf, which JSON has not."""
     rows = [{7: SimpleNamespace(logprob=0.0), 9: SimpleNamespace(logprob=-math.inf)}]
@@ -147,11 +172,133 @@ async def test_what_a_call_raised_in_the_worker_is_an_engine_error(vllm: Any, ba
         raise Exception("Call to collective_rpc method failed: no space left")
 
     llm = SimpleNamespace(errored=False)
-    started = vllm.start.Started(llm, children=None, record=Path(), group=False, zero=None)
-    has = SimpleNamespace(max_resident=2)
-    engine = vllm.engine.VllmEngine(started, host_of(base), has, vocab_size=9)
+    engine = _engine(vllm, base, llm)
     with pytest.raises(EngineError, match="no space left"):
         await engine._call(failed())
     llm.errored = True
     with pytest.raises(EngineDead):
         await engine._call(asyncio.sleep(60))
+
+
+async def test_what_vllm_does_not_take_is_no_refusal(vllm: Any, base: Base) -> None:
+    """It passed admission, and want of memory looks like anything else: a refusal would stand for good."""
+
+    async def add_lora(lora: Any) -> bool:
+        raise Exception("Call to add_lora method failed: [Errno 12] Cannot allocate memory")
+
+    engine = _engine(vllm, base, SimpleNamespace(errored=False, add_lora=add_lora))
+    with pytest.raises(EngineError, match=r"adapter a: vLLM did not take it: .*Cannot allocate memory") as raised:
+        await engine._add(SimpleNamespace(lora_name="a", lora_int_id=1))
+    assert not isinstance(raised.value, AdapterRefused)
+
+
+class _Hanging:
+    """vLLM whose engine process answers nothing. As there, `shutdown` ends what feeds the streams, and tells
+    them nothing; `during` is asked for while it lasts."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.queues: list[asyncio.Queue[Exception]] = []
+        self.begun = asyncio.Semaphore(0)
+        self.output_processor = self
+        context = SimpleNamespace(destroy=lambda linger: None)
+        self.engine_core = SimpleNamespace(resources=SimpleNamespace(ctx=context))
+        self.during: Callable[[], None] = lambda: None
+
+    def propagate_error(self, error: Exception) -> None:
+        for queue in self.queues:
+            queue.put_nowait(error)
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        self.queues.append(asyncio.Queue())
+        self.begun.release()
+        raise await self.queues[-1].get()
+        yield
+
+    def shutdown(self) -> None:
+        self.during()
+
+
+async def test_closing_an_engine_that_hangs_ends_its_streams(vllm: Any, base: Base, tmp_path: Path) -> None:
+    llm = _Hanging()
+    engine = _engine(vllm, base, llm, tmp_path / "record")
+    loop = asyncio.get_running_loop()
+    request = SampleRequest("r", (1, 2), SamplingSettings(max_tokens=4))
+
+    async def ask() -> None:
+        async for _ in engine._sequence(request, 0, 1, None):
+            raise AssertionError("a hanging engine gave a token")
+
+    before, late = asyncio.create_task(ask()), asyncio.Event()
+    tasks = [before]
+    await llm.begun.acquire()
+
+    async def ask_late() -> None:
+        """A stream that passed the checks before the engine was closed."""
+        assert before.done(), "it is told before the shutdown, which may last"
+        tasks.append(asyncio.create_task(ask()))
+        await llm.begun.acquire()
+        late.set()
+
+    llm.during = lambda: asyncio.run_coroutine_threadsafe(ask_late(), loop).result(20)
+    await engine.close()
+    assert late.is_set()
+    async with asyncio.timeout(20):
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(error) for error in ended] == [EngineDead, EngineDead]
+
+
+class _Listing:
+    """vLLM that lists one adapter, and counts how often it is asked."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def list_loras(self) -> set[int]:
+        self.asked += 1
+        return {1}
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        return [[1]]
+
+
+async def test_an_idle_engine_is_asked_once_and_again_after_anything_was_done(
+    vllm: Any, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question keeps vLLM's worker spinning for a second: looks every two seconds took half a core for ever."""
+    llm, clock = _Listing(), [0.0]
+    monkeypatch.setattr(vllm.engine.time, "monotonic", lambda: clock[0])
+    engine = _engine(vllm, base, llm)
+    for _ in range(3):
+        assert await engine.resident() == []
+    assert llm.asked == 1
+    await engine._rpc("anything")
+    await engine.resident()
+    assert llm.asked == 2
+    with engine._runs():
+        for _ in range(2):
+            await engine.resident()
+    assert llm.asked == 4
+    await engine.resident()
+    await engine.resident()
+    assert llm.asked == 5
+    clock[0] = 61.0
+    await engine.resident()
+    assert llm.asked == 6
+
+
+async def test_what_happens_while_the_engine_is_asked_makes_the_answer_old(vllm: Any, base: Base) -> None:
+    llm = _Listing()
+    engine = _engine(vllm, base, llm)
+    await asyncio.gather(engine.resident(), engine._rpc("anything"))
+    await engine.resident()
+    assert llm.asked == 2
+
+
+def _engine(vllm: Any, base: Base, llm: Any, record: Path = Path()) -> Any:
+    """Over a vLLM that is not there."""
+    started = vllm.start.Started(llm, SimpleNamespace(alive=list), record, group=False, zero=None)
+    return vllm.engine.VllmEngine(started, host_of(base), SimpleNamespace(max_resident=2), vocab_size=9)

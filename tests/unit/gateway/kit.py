@@ -75,14 +75,16 @@ def smollm(max_context: int = 512) -> Base:
 
 
 class ScriptedSampler:
-    """`reply` gives a request's text; it is sent `chunk_tokens` at a time, then the stop token. With
-    `held` set, a stream waits for it after its first chunk. `closed` lists the streams that ended."""
+    """`refuse` says what a request is refused with. `reply` gives its text; it is sent `chunk_tokens` at a
+    time, then the stop token. With `held` set, a stream waits for it after its first chunk. `closed` lists the
+    streams that ended."""
 
     def __init__(self) -> None:
         self.reply: Callable[[SampleRequest], str] = lambda request: f"from {request.revision or 'base'}"
         self.chunk_tokens = 3
         self.held: asyncio.Event | None = None
         self.finish: FinishReason | None = None
+        self.refuse: Callable[[SampleRequest], Exception | None] = lambda request: None
         self.failure: Exception | None = None
         self.failure_midway: Exception | None = None
         self.served: Served | None = None
@@ -97,8 +99,9 @@ class ScriptedSampler:
     @asynccontextmanager
     async def stream(self, base: str, request: SampleRequest) -> AsyncIterator[SampleStream]:
         self.requests.append(request)
-        if self.failure is not None:
-            raise self.failure
+        failure = self.failure or self.refuse(request)
+        if failure is not None:
+            raise failure
         digest = ADAPTER_SHA256[request.revision] if request.revision else None
         served = self.served or Served(base, BASE_SHA256, request.revision, digest, "replica-0", "boot", "vllm")
         self.open.append(request.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from shared.engine.port import SampleChunk, SampleRequest
+from shared.errors import Busy
 from tests.unit.gateway.kit import BASE, CODEC, Kit
 
 
@@ -204,3 +206,53 @@ async def test_what_lm_eval_asks_for(kit: Kit) -> None:
         assert logprobs.token_logprobs[read] == pytest.approx([-token / 100 for token in tokens])
         for token, logprob, top in zip(tokens, logprobs.token_logprobs[read], logprobs.top_logprobs[read], strict=True):
             assert top[CODEC.token_text(token)] == logprob
+
+
+LIMITED = Busy("acme may send 2 requests per second; slow down", "rate_limited", 429, 0.0)
+
+
+def _turn_away(kit: Kit, *times: int, error: Busy = LIMITED) -> None:
+    """Each choice as often as said, as a rate would."""
+    left = Counter(dict(enumerate(times)))
+
+    def refuse(request: SampleRequest) -> Busy | None:
+        choice = int(request.request_id.rpartition("-")[2])
+        left[choice] -= 1
+        return error if left[choice] >= 0 else None
+
+    kit.sampler.refuse = refuse
+
+
+@pytest.mark.parametrize("refusals", [(0, 1, 2), (3, 0, 1)], ids=str)
+async def test_more_choices_than_a_limit_lets_in_at_once_all_come(kit: Kit, refusals: tuple[int, ...]) -> None:
+    _turn_away(kit, *refusals)
+    answer = await kit.openai().completions.create(model=BASE, prompt="x", n=3)
+    assert [choice.text for choice in answer.choices] == ["from base"] * 3
+    assert len(kit.sampler.requests) == 3 + sum(refusals)
+
+
+async def test_a_request_of_which_every_choice_is_turned_away_is_told_so(kit: Kit) -> None:
+    _turn_away(kit, 1, 1, 1, error=Busy("2 requests per second", "rate_limited", 429, 60.0))
+    with pytest.raises(openai.RateLimitError, match="2 requests per second"):
+        await kit.openai().completions.create(model=BASE, prompt="x", n=3)
+    assert len(kit.sampler.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [Busy("full", "queue_full", 503, 0.0), Busy("slow down", "rate_limited", 429, 1e6)], ids=["full", "long"]
+)
+async def test_a_choice_waits_for_limits_alone_and_no_longer_than_the_request(kit: Kit, error: Busy) -> None:
+    _turn_away(kit, 0, 1, error=error)
+    with pytest.raises(openai.APIStatusError) as raised:
+        await kit.openai().completions.create(model=BASE, prompt="x", n=2)
+    assert raised.value.status_code == error.status
+    assert len(kit.sampler.requests) == 2
+
+
+async def test_who_asks_again_has_what_is_left_of_the_wait(kit: Kit) -> None:
+    _turn_away(kit, 0, 1)
+    await kit.openai().completions.create(model=BASE, prompt="x", n=2, extra_headers={"mint-wait-s": "500"})
+    first, _, again = (request.wait_s for request in kit.sampler.requests)
+    assert first == 500.0
+    assert again is not None
+    assert 0 < again < 500.0

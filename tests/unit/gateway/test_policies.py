@@ -61,7 +61,9 @@ async def test_moving_an_alias_and_rolling_back_name_the_actor(kit: Kit) -> None
         path = "/mint/v1/policies/acme/adder"
         moved = await http.post(f"{path}/aliases/canary", json={"revision": "acme/adder@3", "expected_version": 4})
         back = await http.post(f"{path}/rollback")
-        to = await http.post(f"{path}/rollback", json={"to": "acme/adder@1", "alias": "canary", "timeout_s": 5})
+        to = await http.post(
+            f"{path}/rollback", json={"to": "acme/adder@1", "alias": "canary", "timeout_s": 5, "force": True}
+        )
     assert moved.json()["revision"] == "acme/adder@3"
     assert [moved.status_code, back.status_code, to.status_code] == [200, 200, 200]
     (_, (policy, alias, move)), (_, (_, plain)), (_, (_, exact)) = kit.catalog.calls
@@ -69,7 +71,8 @@ async def test_moving_an_alias_and_rolling_back_name_the_actor(kit: Kit) -> None
     assert move.actor.startswith("key:")
     assert "key-acme" not in move.actor
     assert (plain.alias, plain.to) == ("live", None)
-    assert (exact.alias, exact.to, exact.timeout_s) == ("canary", "acme/adder@1", 5)
+    assert (exact.alias, exact.to, exact.timeout_s, exact.force) == ("canary", "acme/adder@1", 5, True)
+    assert (move.force, plain.force) == (False, False)
 
 
 @pytest.mark.parametrize("revision", ["acme/adder", "acme/adder:live", "acme/other@1", "beta/secret@1"])

@@ -16,7 +16,7 @@ from shared.errors import Busy, Outage, Refused
 from shared.ports import free_port
 from shared.residency import REPLICAS_BUCKET, Replica
 from shared.sampling.ledger import Ledger
-from shared.sampling.remote import TRIES, RemoteSampler, ReplicaLost
+from shared.sampling.remote import ENGINES, TRIES, RemoteSampler, ReplicaLost
 from shared.sampling.wire import encode_done, encode_error
 from tests.sampling_stack import Answer, Script, ScriptedReplica, announced, chunk, having, says, served, whole
 from tests.serving_kit import MemoryBus, until
@@ -233,6 +233,20 @@ async def test_a_wait_that_is_used_up_is_not_begun_again_elsewhere(ask: Ask) -> 
         assert fleet.asked() == [1, 0]
 
 
+@both
+async def test_who_says_nothing_of_a_wait_waits_no_longer_at_several_full_replicas_than_at_one(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _fleet(says(503, "queue_full", 2), whole) as fleet:
+        monkeypatch.setattr("shared.sampling.remote.WAIT_S", 0.0)
+        with pytest.raises(Busy):
+            await ask(fleet.sampler, _request())
+        assert fleet.asked() == [1, 0]
+        fleet.replicas[0].script = says(503, "unavailable", 2)
+        assert await ask(fleet.sampler, _request()) == [5, 6]
+        assert fleet.asked() == [2, 1]
+
+
 async def test_the_next_replica_gets_what_is_left_of_the_wait() -> None:
     async with _fleet(says(503, "queue_full", 2), whole) as fleet:
         assert await _streamed(fleet.sampler, _request(wait_s=500.0)) == [5, 6]
@@ -322,6 +336,87 @@ async def test_a_grammar_goes_to_a_replica_that_has_grammars() -> None:
         await fleet.announce(able.model_copy(update={"structured_output": False, "at": able.at + 1}))
         await _streamed(fleet.sampler, grammar)
         assert fleet.asked() == [1, 1]
+
+
+async def test_a_long_request_goes_to_a_replica_whose_context_holds_it() -> None:
+    async with _fleet(whole, whole, whole, max_context=3) as fleet:
+        await fleet.announce(fleet.replicas[1].announcement(ready=having(A), in_flight=9, max_context=4))
+        await fleet.announce(fleet.replicas[2].announcement(ready=having(A), in_flight=99))
+        assert await _streamed(fleet.sampler, _request()) == [5, 6]
+        assert fleet.asked() == [0, 1, 0]
+        longer = replace(_request(), settings=SamplingSettings(max_tokens=3))
+        assert await _streamed(fleet.sampler, longer) == [5, 6]
+        assert fleet.asked() == [0, 1, 1]
+        fits_all = replace(_request(), settings=SamplingSettings(max_tokens=1))
+        assert await _streamed(fleet.sampler, fits_all) == [5, 6]
+        assert fleet.asked() == [1, 1, 1]
+
+
+@both
+async def test_an_adapter_that_one_replica_refuses_is_tried_where_larger_ranks_go(ask: Ask) -> None:
+    refused = says(409, "refused")
+    async with _fleet(refused, whole, whole, max_rank=32) as fleet:
+        await fleet.announce(fleet.replicas[2].announcement(ready=having(A), in_flight=9, max_rank=64))
+        assert await ask(fleet.sampler, _request()) == [5, 6]
+        assert fleet.asked() == [1, 0, 1]
+        fleet.replicas[2].script = refused
+        with pytest.raises(Refused) as refusal:
+            await ask(fleet.sampler, _request())
+        assert (refusal.value.code, refusal.value.status, fleet.asked()) == ("refused", 409, [2, 0, 2])
+
+
+async def test_a_refusal_outweighs_trouble_elsewhere_only_where_ranks_are_no_larger() -> None:
+    async with _fleet(says(503, "queue_full", 2), says(409, "refused"), max_rank=32) as fleet:
+        with pytest.raises(Refused):
+            await _streamed(fleet.sampler, _request())
+        await fleet.announce(fleet.replicas[0].announcement(ready=having(A), max_rank=64))
+        with pytest.raises(Busy):
+            await _streamed(fleet.sampler, _request())
+        assert fleet.asked() == [2, 2]
+
+
+@both
+@pytest.mark.parametrize("lost", [_failed_after_served, says(503, "engine_down", 2)])
+async def test_a_request_under_which_two_engines_were_lost_is_given_to_no_third(ask: Ask, lost: Script) -> None:
+    assert ENGINES == 2
+    async with _fleet(lost, lost, whole) as fleet:
+        with pytest.raises(ReplicaLost):
+            await ask(fleet.sampler, _request())
+        assert fleet.asked() == [1, 1, 0]
+
+
+async def _until_finished(sampler: RemoteSampler, request: SampleRequest) -> list[int]:
+    """As a caller who stops reading with the last token."""
+    got: list[int] = []
+    async with sampler.stream(BASE, request) as stream:
+        async for part in stream.chunks:
+            got += part.token_ids
+            if part.finish_reason is not None:
+                break
+    return got
+
+
+@pytest.mark.parametrize("ask", [_streamed, _sampled, _until_finished])
+async def test_samples_one_after_the_other_share_a_connection(ask: Ask) -> None:
+    async with _fleet(whole) as fleet:
+        fleet.replicas[0].keeps = True
+        for _ in range(3):
+            assert await ask(fleet.sampler, _request()) == [5, 6]
+        assert (fleet.asked(), fleet.replicas[0].connections) == ([3], 1)
+
+
+async def test_leaving_before_the_last_token_ends_the_connection() -> None:
+    async with _fleet(whole) as fleet:
+        fleet.replicas[0].keeps = True
+        for _ in range(2):
+            async with fleet.sampler.stream(BASE, _request()) as stream:
+                assert (await anext(stream.chunks)).token_ids == (5,)
+        assert fleet.replicas[0].connections == 2
+
+
+async def test_an_answer_that_is_cut_after_its_last_token_is_whole_for_who_has_read_it() -> None:
+    async with _fleet(lambda request: Answer((served(request), chunk(5), chunk(6, "stop")), cut=True)) as fleet:
+        assert await _until_finished(fleet.sampler, _request()) == [5, 6]
 
 
 async def test_no_replica_at_all_is_an_outage() -> None:

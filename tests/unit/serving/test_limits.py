@@ -165,3 +165,11 @@ def test_limits_that_cannot_be_are_refused_at_boot_with_words(
         ServingSettings()
     assert "serving_limits" in str(refused.value)
     assert words in str(refused.value)
+
+
+def test_a_sweep_of_idle_names_leaves_those_of_the_request_that_is_let_in(clock: Clock) -> None:
+    bounded = limits(clock, tenant=Bound(concurrency=1))
+    once(bounded, "stays", None)
+    bounded._sweep_at = len(bounded._meters)
+    with bounded.admit("stays", "acme/new@1"), pytest.raises(RateLimited, match="stays has 1"):
+        once(bounded, "stays", None)

@@ -126,3 +126,38 @@ def test_the_order_told_is_the_order_kept() -> None:
         told = _names(order, loads)
         kept = [_start(order, loads).name for _ in range(40)]
         assert told == kept
+
+
+def test_first_time_tenants_without_end_do_not_pass_by_one_that_was_served() -> None:
+    order, loads = Order(), [_load("a1")]
+    assert _start(order, loads).name == "a1"
+    loads += [_load("a2"), _load("b1")]
+    started = []
+    for number in range(30):
+        loads.append(_load(f"new{number}", INTERACTIVE, f"t{number}"))
+        started.append(_start(order, loads).name)
+    assert started.index("a2") == OVERTAKES == 8
+
+
+def test_the_p_th_load_of_a_class_goes_within_9_p_of_its_turns() -> None:
+    draw = random.Random(6)
+    order, loads = Order(), [_load(f"a{number}") for number in range(5)]
+    turns = dict.fromkeys([load.name for load in loads], 0)
+    for step in range(100):
+        loads.append(_load(f"new{step}", INTERACTIVE, f"t{step}", draw.choice("xyz")))
+        first = _start(order, loads).name
+        turns = {name: turn + 1 for name, turn in turns.items()}
+        if first in turns:
+            assert turns.pop(first) <= 9 * (int(first[1]) + 1)
+    assert not turns
+
+
+def test_the_order_told_is_the_order_kept_for_shared_loads_too() -> None:
+    draw = random.Random(8)
+    for _ in range(50):
+        order = Order()
+        loads = [
+            _load(f"l{number}", INTERACTIVE, *draw.sample("abcdef", draw.choice((1, 1, 2)))) for number in range(40)
+        ]
+        told = _names(order, loads)
+        assert told == [_start(order, loads).name for _ in range(40)]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.serving.backlog import GRACE_S, Asker
-from services.serving.errors import LoadFailed, Loading, QueueFull
+from services.serving.backlog import GRACE_S, KEPT_PLACES, Asker
+from services.serving.errors import EngineDown, LoadFailed, Loading, QueueFull
 from services.serving.loader import Fetched
 from services.serving.loads import LoadBounds, LoadScheduler
 from services.serving.pace import Pace
@@ -27,6 +27,7 @@ class World:
 
     def __init__(self) -> None:
         self.now, self.seconds, self.busy = 0.0, 1.0, False
+        self.fetch_seconds = 0.0
         self.fetches: list[str] = []
         self.activations: list[tuple[str, float]] = []
         self.fetching, self.most_fetching = 0, 0
@@ -35,12 +36,18 @@ class World:
         self.activate_gate.set()
         self.broken: set[str] = set()
         self.resident: set[str] = set()
+        self.on_disk: set[str] = set()
+
+    def near(self, revision: str) -> bool:
+        return revision in self.on_disk
 
     async def fetch(self, revision: str) -> Fetched | None:
         self.fetches.append(revision)
         self.fetching += 1
         self.most_fetching = max(self.most_fetching, self.fetching)
-        await self.fetch_gate.wait()
+        if revision not in self.on_disk:
+            await self.fetch_gate.wait()
+            self.now += self.fetch_seconds
         await asyncio.sleep(0)
         self.fetching -= 1
         if revision in self.broken:
@@ -220,7 +227,7 @@ async def test_the_expected_wait_counts_the_pauses_and_the_activations_at_once(w
         await asyncio.gather(*waiting)
 
 
-async def test_a_full_queue_refuses_and_puts_out_only_background_work(world: World) -> None:
+async def test_a_full_queue_refuses_and_puts_out_only_what_is_less_urgent(world: World) -> None:
     world.activate_gate.clear()
     async with world.scheduler(depth=4) as scheduler:
         begun = await _ask(scheduler, "acme/b@0", BACKGROUND)
@@ -235,11 +242,14 @@ async def test_a_full_queue_refuses_and_puts_out_only_background_work(world: Wor
         urgent.append(await _ask(scheduler, "acme/i@2"))
         with pytest.raises(QueueFull, match="acme/b@1 gave way"):
             await old
+        urgent.append(await _ask(scheduler, "acme/i@3"))
+        with pytest.raises(QueueFull, match=r"acme/p@1 gave way to a more urgent one"):
+            await prewarm
         with pytest.raises(QueueFull, match="4 loads are queued"):
-            await (await _ask(scheduler, "acme/i@3"))
+            await (await _ask(scheduler, "acme/i@4"))
         world.activate_gate.set()
-        await asyncio.gather(begun, prewarm, *urgent)
-    assert world.activated() == ["acme/b@0", "acme/i@1", "acme/i@2", "acme/p@1"]
+        await asyncio.gather(begun, *urgent)
+    assert world.activated() == ["acme/b@0", "acme/i@1", "acme/i@2", "acme/i@3"]
 
 
 async def test_while_requests_run_activations_take_their_share_of_the_time(world: World) -> None:
@@ -365,8 +375,74 @@ async def test_stopping_answers_everybody_and_takes_nobody_more(world: World) ->
         waiting = [await _ask(scheduler, f"acme/a@{number}") for number in range(8)]
         await scheduler.stop()
         for task in waiting:
-            with pytest.raises(Loading, match="shutting down"):
+            with pytest.raises(EngineDown, match="shutting down"):
                 await task
-        with pytest.raises(Loading, match="shutting down"):
+        with pytest.raises(EngineDown, match="shutting down"):
             await scheduler.wait("acme/a@1", LONG_S, Asker())
         assert scheduler.waiting() == []
+
+
+async def test_a_full_queue_takes_a_place_from_the_tenant_with_most_loads(world: World) -> None:
+    world.activate_gate.clear()
+    async with world.scheduler(depth=4) as scheduler:
+        big = [await _ask(scheduler, f"big/a@{number}") for number in range(4)]
+        small = [await _ask(scheduler, f"small/a@{number}") for number in (1, 2)]
+        for task in (big.pop(), big.pop()):
+            with pytest.raises(QueueFull, match="gave way to one of a tenant with fewer"):
+                await task
+        for revision in ("small/a@3", "big/a@9"):
+            with pytest.raises(QueueFull, match="4 loads are queued") as refused:
+                await (await _ask(scheduler, revision))
+            assert refused.value.queue_position == 5
+        with pytest.raises(QueueFull):
+            await (await _ask(scheduler, "other/a@1", BACKGROUND))
+        world.activate_gate.set()
+        await asyncio.gather(*big, *small)
+
+
+async def test_a_load_that_another_tenant_waits_for_does_not_give_way(world: World) -> None:
+    world.activate_gate.clear()
+    async with world.scheduler(depth=4) as scheduler:
+        waiting = [await _ask(scheduler, f"big/a@{number}") for number in range(3)]
+        young = await _ask(scheduler, "big/a@3")
+        waiting.append(await _ask(scheduler, "big/a@3", tenant="other"))
+        waiting.append(await _ask(scheduler, "small/a@1"))
+        with pytest.raises(QueueFull, match="big/a@2 gave way"):
+            await waiting.pop(2)
+        world.activate_gate.set()
+        await asyncio.gather(young, *waiting)
+
+
+async def test_few_places_are_kept_for_a_tenant_whose_callers_are_all_gone(world: World) -> None:
+    """64 requests that wait 1 ms for 64 policies leave 4 loads behind, not 64."""
+    async with world.scheduler(start=False) as scheduler:
+        for number in range(64):
+            with pytest.raises(Loading):
+                await (await _ask(scheduler, f"big/a@{number}", timeout_s=0.0))
+        with pytest.raises(Loading):
+            await (await _ask(scheduler, "small/a@1", timeout_s=0.0))
+        assert KEPT_PLACES == 4
+        assert sorted(scheduler.waiting()) == [*(f"big/a@{number}" for number in range(4)), "small/a@1"]
+
+
+async def test_files_that_are_here_pass_downloads_that_hang(world: World) -> None:
+    world.fetch_gate.clear()
+    world.on_disk = {"acme/here@1"}
+    async with world.scheduler(fetches=4) as scheduler:
+        hanging = [await _ask(scheduler, f"acme/a@{number}") for number in range(8)]
+        await (await _ask(scheduler, "acme/here@1"))
+        assert (world.activated(), scheduler.stages()["fetching"]) == (["acme/here@1"], 4)
+        world.fetch_gate.set()
+        await asyncio.gather(*hanging)
+
+
+@pytest.mark.parametrize(("fetch_seconds", "each_s"), [(5.0, 2.5), (1.0, 1.0)])
+async def test_the_expected_wait_is_the_slower_stages(world: World, fetch_seconds: float, each_s: float) -> None:
+    async with world.scheduler(fetches=2) as scheduler:
+        world.fetch_seconds = fetch_seconds
+        await (await _ask(scheduler, "acme/done@1"))
+        world.activate_gate.clear()
+        waiting = await _ask(scheduler, "acme/a@1")
+        assert [view.expected_wait_s for view in scheduler.views()] == [each_s]
+        world.activate_gate.set()
+        await waiting

@@ -177,6 +177,28 @@ async def test_only_the_longest_holder_is_closed() -> None:
     assert door.entered == ["a0", "b0", "b1", "c0"]
 
 
+async def test_a_holder_that_never_ends_does_not_keep_everybody_out() -> None:
+    """4 slots; A, the oldest holder, has one endless stream; B, C and D are hot: after 16 turns and one for each of
+    the 4 requests that ran, B is closed as well, and cold E has its slot when B's last ends, one turn later."""
+    door = Door(running=64, slots=4)
+    names = {"A": A, "B": B, "C": C, "D": "acme/d@1"}
+    for name, revision in names.items():
+        await door.come(f"{name}0", revision)
+    await door.come("E", "acme/e@1")
+    latest = dict.fromkeys("BCD", 0)
+    for turn in range(60):
+        name = "BCD"[turn % 3]
+        latest[name] += 1
+        await door.come(f"{name}{latest[name]}", names[name])
+        if f"{name}{latest[name] - 1}" in door.entered:
+            await door.end(f"{name}{latest[name] - 1}")
+        if "E" in door.entered:
+            break
+    assert door.entered.index("E") == 4 + TENURE + 4 + 1
+    assert "A0" in door.entered
+    assert not door.tasks["A0"].result().over
+
+
 @pytest.mark.parametrize("priority", [PREWARM, BACKGROUND])
 async def test_work_that_nobody_watches_closes_a_slot_after_8_turns_of_others(priority: int) -> None:
     door = Door(running=64, slots=1)

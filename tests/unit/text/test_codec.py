@@ -1,11 +1,14 @@
 """TextCodec against Transformers' tokenizer of the same directory."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shared.text import TextCodec
+from shared.text.codec import TooLong
+from shared.text.template import ChatTemplate
 from tests.tiny import tokenizer_directory
 
 USER = {"role": "user", "content": "What is 12+34?"}
@@ -131,3 +134,34 @@ def test_every_end_token_of_the_generation_config_counts(tmp_path: Path, directo
         (tmp_path / name).write_bytes((directory / name).read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
     assert TextCodec.load(tmp_path).eos_ids == (0, 2, 7)
+
+
+def test_half_a_character_is_a_value_error(codec: TextCodec) -> None:
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        codec.encode("a\ud83d")
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        codec.chat_ids([{"role": "user", "content": "a\ud83d"}])
+
+
+def test_a_text_that_no_room_could_hold_is_refused_before_it_is_encoded() -> None:
+    tokenizer = Unasked()
+    codec = TextCodec(tokenizer, ChatTemplate("{{ messages[0].content }}", {}), (0,))
+    assert codec.encode("x" * 30, room=10) == [7]
+    with pytest.raises(TooLong, match="31 characters; 10 tokens have at most 30"):
+        codec.encode("x" * 31, room=10)
+    with pytest.raises(TooLong):
+        codec.chat_ids([{"role": "user", "content": "x" * 31}], room=10)
+    assert tokenizer.asked == 1
+
+
+class Unasked:
+    """A tokenizer whose longest token has three characters."""
+
+    asked = 0
+
+    def get_vocab(self, with_added_tokens: bool) -> dict[str, int]:
+        return {"x": 0, "xyz": 7}
+
+    def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        self.asked += 1
+        return [SimpleNamespace(ids=[7]) for _ in texts]

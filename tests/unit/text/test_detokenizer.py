@@ -53,3 +53,29 @@ def test_special_tokens_are_text_only_when_asked_for(codec: TextCodec) -> None:
     ids = codec.encode("hi<|im_end|>")
     assert Detokenizer(codec).push(ids) == "hi"
     assert Detokenizer(codec, skip_special=False).push(ids) == "hi<|im_end|>"
+
+
+class Counting:
+    """A codec that counts what it is asked to decode."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.codec, self.decoded = codec, 0
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        self.decoded += len(ids)
+        return self.codec.decode(ids, skip_special)
+
+
+@pytest.mark.parametrize("tail", [[], ["a"], ["emoji"]])
+@pytest.mark.parametrize("kind", ["broken", "special"])
+def test_what_never_becomes_a_character_is_decoded_a_bounded_number_of_times(
+    codec: TextCodec, kind: str, tail: list[str]
+) -> None:
+    ids = [codec.encode("a😀")[1] if kind == "broken" else codec.eos_ids[0]] * 2000
+    for what in tail:
+        ids += codec.encode("a" if what == "a" else "😀 x")
+    counting = Counting(codec)
+    detokenizer = Detokenizer(counting)  # type: ignore[arg-type]
+    text = "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush()
+    assert text == codec.decode(ids)
+    assert counting.decoded < 100 * len(ids)

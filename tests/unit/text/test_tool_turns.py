@@ -32,6 +32,8 @@ HERMES = (
     [
         (HERMES, True),
         ("", False),
+        (HERMES.replace("{{ call.function | tojson }}", "<function={{ call.function.name }}>"), False),
+        (HERMES.replace("{{ call.function | tojson }}", "<arg_key>{{ call.function.name }}</arg_key>"), False),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}", False),
         ("{{ '<tool_call>' }}{% for tools in messages %}{{ tools }}{% endfor %}", False),
@@ -70,3 +72,15 @@ def test_tools_stand_in_the_system_turn(system: list[str], begin: str) -> None:
 def test_a_chat_without_tools_stays_as_it_is() -> None:
     chat = [{"role": "system", "content": "x"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "y"}]
     assert spelled_out(chat, ()) == chat
+
+
+def test_many_results_become_one_turn_whose_text_is_joined_once() -> None:
+    """Nothing is added to a text that grows: each result is read once, into a list."""
+
+    class Once(dict[str, Any]):
+        def __setitem__(self, key: str, value: Any) -> None:
+            raise AssertionError("a turn was changed after it was made")
+
+    results = [Once(role="tool", content=str(number)) for number in range(1000)]
+    (turn,) = spelled_out(results, ())
+    assert turn["content"].split("\n")[1::3] == [str(number) for number in range(1000)]

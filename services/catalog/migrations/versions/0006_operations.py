@@ -6,8 +6,8 @@ from alembic import op
 import sqlalchemy as sa
 
 
-revision = '0004'
-down_revision = '0003'
+revision = '0006'
+down_revision = '0005'
 
 
 def upgrade() -> None:

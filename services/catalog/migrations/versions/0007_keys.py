@@ -4,8 +4,8 @@ from alembic import op
 import sqlalchemy as sa
 
 
-revision = '0005'
-down_revision = '0004'
+revision = '0007'
+down_revision = '0006'
 
 
 def upgrade() -> None:

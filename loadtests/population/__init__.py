@@ -1,0 +1,1 @@
+"""What serving a population of policies costs, measured from outside: one module per part."""
