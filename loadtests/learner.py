@@ -55,7 +55,10 @@ def on_a_stack(folder: Path, wanted: list[str], counts: tuple[int, ...]) -> None
         if "overlap" in wanted:
             keep(folder, "overlap", overlap.measure(running, counts))
         if "learning" in wanted:
-            keep(folder, "learning", curves.measure(running, folder))
+            figures: Figures = []
+            for row in curves.measure(running, folder):
+                figures.append(row)
+                keep(folder, "learning", figures)
 
 
 def keep(folder: Path, part: str, figures: Figures) -> None:

@@ -61,7 +61,7 @@ def _load(running: Stack, references: list[str], start: int, end: int) -> dict[s
         "memory_MiB": replica.memory_bytes(running) / MIB,
         "in_memory": len(report["memory"]),
         "in_slots": len(report["slot"]),
-        "on_disk": len(report["disk"]),
+        "on_disk": report["disk_count"],
         "disk_MiB": replica.disk_bytes(running) / MIB,
         "ms_per_load": load.seconds / (end - start) * 1000,
     }

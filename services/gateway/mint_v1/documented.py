@@ -15,6 +15,7 @@ from fastapi.params import Depends
 from fastapi.security import APIKeyHeader, HTTPBearer
 from pydantic import BaseModel
 
+from services.gateway import documented
 from services.gateway.edge import EdgeRoute
 
 __all__ = ["TOO_LARGE", "Responses", "add", "documented_router", "said"]
@@ -24,12 +25,15 @@ TAGS: list[str | Enum] = ["mint"]
 
 
 class Error(BaseModel):
-    """`errors` lists every fault of a request that has several; `near` what was perhaps meant."""
+    """`errors` lists every fault of a request that has several; `near` what was perhaps meant. The queue
+    fields come with 503 and 429 where they are known."""
 
     code: str
     message: str
     near: list[str] = []
     errors: list[str] = []
+    queue_position: int | None = None
+    expected_wait_s: float | None = None
 
 
 class ErrorAnswer(BaseModel):
@@ -38,7 +42,7 @@ class ErrorAnswer(BaseModel):
 
 def said(**texts: str) -> Responses:
     """`_404="what it means"`, for statuses whose body is an ErrorAnswer."""
-    return {int(status[1:]): {"model": ErrorAnswer, "description": text} for status, text in texts.items()}
+    return documented.said(ErrorAnswer, **texts)
 
 
 FAILURES = said(

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.documented import EVERY_METHOD
 from services.gateway.edge import EdgeRoute, no_such_route
 from services.gateway.errors import Problem, mint_answer
 from services.gateway.mint_v1 import data, evaluations, keys, policies, revisions, runs
@@ -24,7 +25,6 @@ from services.gateway.mint_v1.submit import Submitted, submit_run
 
 __all__ = ["mint_router"]
 
-EVERY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 NO_FORM = said(_415="a form; the file itself is wanted as the body")
 FORBIDDEN = said(_403="a tenant's key; keys are managed with a key of all tenants")
 VALID: Responses = {200: {"description": "a dry run: the request is valid", "model": Submitted}}

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from services.gateway.documented import EVERY_METHOD, said
 from services.gateway.edge import EdgeRoute, no_such_route
 from services.gateway.openai.chat import chat_completions
 from services.gateway.openai.completions import completions
@@ -17,7 +18,6 @@ from services.gateway.openai.tokenize import detokenize, tokenize
 
 __all__ = ["openai_router", "root_router"]
 
-EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 TAGS: list[str | Enum] = ["openai"]
 
 
@@ -37,11 +37,8 @@ class ErrorAnswer(BaseModel):
     error: Error
 
 
-def _said(**texts: str) -> dict[int | str, dict[str, Any]]:
-    return {int(status[1:]): {"model": ErrorAnswer, "description": text} for status, text in texts.items()}
-
-
-FAILURES = _said(
+FAILURES = said(
+    ErrorAnswer,
     _400="not what is allowed, in words; `param` names the field",
     _401="no key, or an unknown one",
     _404="an unknown model, or another tenant's",

@@ -14,7 +14,6 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,26 +43,13 @@ from shared.engine.settings import EngineSettings
 from shared.engine.shelf import Shelf
 
 from .grammar import Follower, Grammars
+from .listing import Listed
 from .merge import merged
 from .start import Started, start_vllm
 from .translate import chunk_of, sampling_params
 
 R = TypeVar("R")
 _DEATH_POLL_S = 0.5
-_ASK_IDLE_EVERY_S = 60.0
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """What was in slots when vLLM was last asked. A question keeps its worker spinning for a second, so that an idle
-    engine is asked once a minute and not at every look."""
-
-    touched: int
-    at: float
-    slots: frozenset[int]
-
-    def holds(self, touched: int, now: float) -> bool:
-        return touched == self.touched and now - self.at < _ASK_IDLE_EVERY_S
 
 
 class VllmEngine:
@@ -84,7 +70,7 @@ class VllmEngine:
         self._strays: set[int] = set()
         self._running = 0
         self._touched = 0
-        self._listed: _Listed | None = None
+        self._listed: Listed | None = None
         self._ready = False
         self._closed = False
 
@@ -131,7 +117,7 @@ class VllmEngine:
             if not known <= set(listed):
                 raise EngineError(f"vLLM lost adapters {sorted(known - set(listed))}; restart the engine")
             # Two calls were its own; whatever else came between makes it old at once.
-            self._listed = _Listed(touched + 2, now, slots)
+            self._listed = Listed(touched + 2, now, slots)
         return self._shelf.resident(self._listed.slots.__contains__)
 
     def capabilities(self) -> Capabilities:
