@@ -30,6 +30,7 @@ for command in (
     run_commands.train,
     run_commands.runs,
     run_commands.cancel,
+    run_commands.evaluate,
     policy_commands.policies,
     policy_commands.revisions,
     policy_commands.alias,

@@ -17,6 +17,16 @@ from shared.validation import explain
 
 def read_spec(source: str) -> dict[str, Any]:
     """`source` is a path, or `-` for JSON on standard input. Raises CliError naming field and reason."""
+    found = read_object(source, "a training request")
+    try:
+        TrainRequested.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        raise CliError(f"{source}: " + "; ".join(explain(error)), BAD_INPUT) from error
+    return found
+
+
+def read_object(source: str, what: str) -> dict[str, Any]:
+    """As `read_spec`, unchecked."""
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         found = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
@@ -25,9 +35,5 @@ def read_spec(source: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CliError(f"{source} is neither JSON nor, named *.toml, TOML: {error}", BAD_INPUT) from error
     if not isinstance(found, dict):
-        raise CliError(f"{source} holds {type(found).__name__}; a training request is an object", BAD_INPUT)
-    try:
-        TrainRequested.model_validate_json(json.dumps(found))
-    except ValidationError as error:
-        raise CliError(f"{source}: " + "; ".join(explain(error)), BAD_INPUT) from error
+        raise CliError(f"{source} holds {type(found).__name__}; {what} is an object", BAD_INPUT)
     return found

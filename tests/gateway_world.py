@@ -20,6 +20,7 @@ from services.gateway.edge import Gateway
 from services.gateway.identity import Keys
 from services.gateway.resolution import Resolver
 from services.gateway.routes import routers
+from services.gateway.tokens import Tokens
 from services.learner.convert_smollm2 import TOKENIZER_FILES
 from services.serving.replica import ServingReplica
 from shared.bases import Base, load_base
@@ -108,7 +109,7 @@ async def _gateway(stage: Stage, codec: TextCodec) -> AsyncIterator[str]:
         sampler = RemoteSampler(stage.bus, http)
         parts = Gateway(
             settings=settings,
-            keys=Keys(settings.gateway_keys, settings.gateway_local_key),
+            keys=Keys(settings.gateway_keys, settings.gateway_local_key, tokens=Tokens("a secret")),
             bases=bases,
             codecs={BASE_NAME: codec},
             catalog=catalog,

@@ -270,8 +270,10 @@ class Ops:
         view: ops.OperationView = self.write(operations.cancel, request_id, None, self.rules, self.now())
         return view
 
-    def take(self, policy: str, worker: str = "w1", limit: int = 32, epoch: int = 0) -> ops.OperationsTaken:
-        request = ops.TakeOperations(policy=policy, worker=worker, limit=limit, epoch=epoch)
+    def take(
+        self, policy: str, worker: str = "w1", limit: int = 32, epoch: int = 0, holds: str = ""
+    ) -> ops.OperationsTaken:
+        request = ops.TakeOperations(policy=policy, worker=worker, limit=limit, epoch=epoch, holds=holds)
         taken: ops.OperationsTaken = self.write(operation_work.take, request, self.rules, self.now())
         return taken
 

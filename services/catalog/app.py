@@ -35,6 +35,7 @@ from services.catalog.routes_work import work_routes
 from services.catalog.tables import OutboxRow
 from services.catalog.validate import Validator
 from services.catalog.waiting import Waiters
+from shared import open_files
 from shared.bus.table import CATALOG_DEAD, CATALOG_EVENTS, CATALOG_TRAIN
 from shared.ending import end
 from shared.errors import Retryable
@@ -195,4 +196,6 @@ async def _forever(work: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def build(resources: Resources) -> AsyncIterator[CatalogApp]:
+    # Whoever waits for an operation holds a connection, and gateways wait for thousands.
+    open_files.allow_more()
     yield CatalogApp(resources, CatalogSettings())

@@ -11,14 +11,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, not_, or_, select
 from sqlalchemy.orm import Session
 
-from services.catalog import commands, retention, runs, upkeep
+from services.catalog import commands, retention, runs, sampler_saves, upkeep
 from services.catalog.advance import Surroundings, advance
 from services.catalog.clock import Clock
 from services.catalog.config import CatalogSettings
 from services.catalog.database import Database
+from services.catalog.model_end import TINKER
 from services.catalog.operation_rules import rules_of
 from services.catalog.readiness import Readiness, Replicas
 from services.catalog.residency import desired
@@ -93,7 +94,7 @@ class Driver:
 
     async def advance_all(self) -> None:
         """Every run that is not over, and the queued ones behind them."""
-        await self._advance_each(await self._database.read(_unfinished))
+        await self._advance_each(await self._database.read(_unfinished, self._bases))
 
     async def _advance_each(self, run_ids: list[str]) -> None:
         """One run that cannot be looked at keeps none of the others from moving on."""
@@ -123,9 +124,12 @@ class Driver:
             _log.warning("sent again, silent past the deadline: %s", ", ".join(silent))
         await self._database.write(_forget_prewarms, self._clock())
         for chore in upkeep.CHORES:
-            done = await self._database.write(chore, self.rules, self._listening_since, self._clock())
-            if done:
-                _log.info("%s: %d, among them %s", chore.__name__, len(done), ", ".join(done[:5]))
+            for _ in range(upkeep.ROUNDS):
+                done = await self._database.write(chore, self.rules, self._listening_since, self._clock())
+                if done:
+                    _log.info("%s: %d, among them %s", chore.__name__, len(done), ", ".join(done[:5]))
+                if len(done) < upkeep.BATCH:
+                    break
         await self.advance_all()
         await self.refresh_residency(rewrite=True)
 
@@ -155,9 +159,11 @@ class Driver:
                 _log.warning("cannot delete %s now, the sweeper will: %s", key, error)
 
 
-def _unfinished(session: Session) -> list[str]:
+def _unfinished(session: Session, bases: Mapping[str, Base]) -> list[str]:
+    """Without the models that a client has open and that no save waits for, of which there may be thousands."""
     query = select(RunRow.run_id).where(RunRow.state.in_((*runs.ACTIVE, "queued"))).order_by(RunRow.seq)
-    return list(session.scalars(query))
+    idle = (RunRow.method == TINKER) & RunRow.base.in_(list(bases)) & RunRow.run_id.not_in(sampler_saves.run_ids())
+    return list(session.scalars(query.where(or_(RunRow.method.is_(None), not_(idle)))))
 
 
 def _waiting(session: Session) -> list[str]:

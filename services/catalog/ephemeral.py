@@ -62,9 +62,11 @@ def session_ended(session: Session, session_id: str, rules: OperationRules, now:
 def sweep(session: Session, now: float) -> list[str]:
     """Take away what has expired. Returns the revisions; their blobs are left to the sweeper of files."""
     query = select(RevisionRow).where(RevisionRow.ephemeral.is_(True), RevisionRow.expires_at <= now)
+    rows = session.scalars(query.limit(BATCH)).all()
+    sampled = _sampled(session) if rows else set()
     gone = []
-    for row in session.scalars(query.limit(BATCH)).all():
-        if _named(session, row.revision) or _sampled(session, row.revision):
+    for row in rows:
+        if row.revision in sampled or _named(session, row.revision):
             continue
         file_uses.drop(session, revision_use(row.revision))
         # Its export may be asked for again, under the same name.
@@ -77,12 +79,14 @@ def sweep(session: Session, now: float) -> list[str]:
 
 def _named(session: Session, revision: str) -> bool:
     path = session.scalars(select(PathRow.seq).where(PathRow.revision == revision).limit(1)).first()
-    alias = session.scalars(select(AliasRow.alias).where(AliasRow.revision == revision).limit(1)).first()
+    # An alias points at a revision of its own policy, by which aliases are found.
+    of_its_policy = select(AliasRow.alias).where(AliasRow.policy == revision.partition("@")[0])
+    alias = session.scalars(of_its_policy.where(AliasRow.revision == revision).limit(1)).first()
     return path is not None or alias is not None
 
 
-def _sampled(session: Session, revision: str) -> bool:
-    """Whether a sample with it is open."""
-    query = select(OperationRow.seq).where(OperationRow.kind == "sample", OperationRow.state.in_(("queued", "running")))
-    named = OperationRow.details["revision"].as_string() == revision
-    return session.scalars(query.where(named).limit(1)).first() is not None
+def _sampled(session: Session) -> set[str | None]:
+    """Those with which a sample is open."""
+    query = select(OperationRow.details["revision"].as_string()).distinct()
+    query = query.where(OperationRow.kind == "sample", OperationRow.state.in_(("queued", "running")))
+    return set(session.scalars(query))

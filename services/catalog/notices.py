@@ -16,8 +16,9 @@ __all__ = ["ended", "ended_in", "freed", "freed_in"]
 _ENDED, _FREED = "ended", "freed"
 
 
-def ended(session: Session, request_id: str) -> None:
-    session.info.setdefault(_ENDED, []).append(request_id)
+def ended(session: Session, name: str) -> None:
+    """An operation by its request id, or one more sample of the sampler with that id."""
+    session.info.setdefault(_ENDED, []).append(name)
 
 
 def freed(session: Session, keys: Iterable[str]) -> None:

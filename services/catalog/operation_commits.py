@@ -58,11 +58,12 @@ def is_open(session: Session, request_id: str) -> bool:
 def commit(session: Session, request: CommitOperation, rules: OperationRules, now: float) -> OperationView:
     """Raises Refused (409): `stale_epoch`, `run_ended`, `out_of_order`, `wrong_step`."""
     row = operations.find(session, request.request_id, None, lock=True)
-    if row.worked_at is not None:
-        return outcomes.view(row, now)
     if row.kind == "sample":
-        return samples.commit(session, row, request, now)
+        return outcomes.view(row, now) if row.worked_at is not None else samples.commit(session, row, request, now)
     model = models.find(session, row.model_id or "", None, lock=True)
+    if row.worked_at is not None:
+        _check_lease(session, model, request, now)
+        return outcomes.view(row, now)
     run = _check(session, model, row, request, now)
     if request.failure is not None:
         outcomes.fail(session, row, request.failure.message, request.failure.category, now)
@@ -76,14 +77,20 @@ def _check(session: Session, model: ModelRow, row: OperationRow, request: Commit
     run = runs.find(session, model.run_id)
     if run is None or run.state not in runs.ACTIVE:
         raise _refused("run_ended", f"model {model.model_id} is unloaded: {run.outcome if run is not None else ''}")
-    if lease_of(session, signals.writer(model.policy), request.worker, request.epoch, now) is None:
-        message = f"worker {request.worker} does not hold policy {model.policy} under epoch {request.epoch} any more"
-        raise _refused("stale_epoch", message)
+    _check_lease(session, model, request, now)
     first = order.ready(session, model, 1)
     if not first or first[0].seq != row.seq:
         message = f"operation {row.seq_id} of {model.model_id} is not the next; that is {model.next_seq}"
         raise _refused("out_of_order", message)
     return run
+
+
+def _check_lease(session: Session, model: ModelRow, request: CommitOperation, now: float) -> None:
+    """Also of one that is over: another learner may have done it since, so that what this one's slot holds is not the
+    state that was committed, to the last bit."""
+    if lease_of(session, signals.writer(model.policy), request.worker, request.epoch, now) is None:
+        message = f"worker {request.worker} does not hold policy {model.policy} under epoch {request.epoch} any more"
+        raise _refused("stale_epoch", message)
 
 
 def _refused(code: str, message: str) -> Refused:

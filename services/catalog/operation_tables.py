@@ -72,8 +72,9 @@ class OperationRow(Table):
     """Ordered within a model by (`seq_id`, `place`): `place` 0 is the client's own number, a higher one comes behind
     it. `worked_at`: its worker is through with it; a sampler save then waits for the command `export`. `details` is
     what the catalog has read of its payload. `takes` counts the leases that began with it. `in_state`: its gradients
-    belong to the state that the model is in. `expired`: result and payload are gone. What is asked for at each step of
-    a model (what is open, what is in its state) has an index, so that it costs the same after any number of steps."""
+    belong to the state that the model is in. `expired`: result and payload are gone. `ended`: of the samples of its
+    sampler, the how-manieth to be over. What is asked for at each step of a model (what is open, what is in its state)
+    and by each client that waits for samples has an index, so that it costs the same after any number of them."""
 
     __tablename__ = "operations"
     __table_args__ = (
@@ -81,13 +82,15 @@ class OperationRow(Table):
         UniqueConstraint("model_id", "key", name="uq_operations_model_key"),
         UniqueConstraint("sampler_id", "seq_id", name="uq_operations_sampler_seq"),
         Index("ix_operations_state_kind", "state", "kind"),
+        Index("ix_operations_tenant_kind_state", "tenant", "kind", "state"),
         Index("ix_operations_open", "model_id", "done_at", "worked_at", "seq_id", "place"),
         Index("ix_operations_in_state", "model_id", "in_state", "seq_id", "place"),
         Index("ix_operations_expired_done_at", "expired", "done_at"),
+        Index("ix_operations_sampler_ended", "sampler_id", "ended"),
     )
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     request_id: Mapped[str] = mapped_column(String(40), unique=True)
-    tenant: Mapped[str] = mapped_column(String(63), index=True)
+    tenant: Mapped[str] = mapped_column(String(63))
     kind: Mapped[str] = mapped_column(String(32))
     state: Mapped[str] = mapped_column(String(16))
     model_id: Mapped[str | None] = mapped_column(String(120))
@@ -107,11 +110,13 @@ class OperationRow(Table):
     accepted_at: Mapped[float]
     worked_at: Mapped[float | None]
     done_at: Mapped[float | None]
+    ended: Mapped[int | None] = mapped_column(BigInteger)
     expired: Mapped[bool] = mapped_column(default=False)
 
 
 class SamplerRow(Table):
-    """A sampling session. `revision` None: the base model itself."""
+    """A sampling session. `revision` None: the base model itself. `ended` counts its samples that are over, `clients`
+    those that joined it."""
 
     __tablename__ = "samplers"
     __table_args__ = (UniqueConstraint("session_id", "sampling_session_seq_id"),)
@@ -125,6 +130,8 @@ class SamplerRow(Table):
     adapter_sha256: Mapped[str | None]
     digest: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float]
+    ended: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    clients: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class PathRow(Table):

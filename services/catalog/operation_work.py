@@ -52,7 +52,7 @@ def take(session: Session, request: TakeOperations, rules: OperationRules, now: 
         epoch = grant(session, signals.writer(model.policy), OPERATIONS, request.worker, now + rules.lease_ttl_s)
     for row in rows:
         row.state = "running"
-    return _taken(session, model, rows, epoch)
+    return _taken(session, model, rows, epoch, request.holds)
 
 
 def _takeable(
@@ -70,8 +70,9 @@ def _takeable(
         models.settle(session, model, rules, now)
 
 
-def _taken(session: Session, model: ModelRow, rows: list[OperationRow], epoch: int) -> OperationsTaken:
+def _taken(session: Session, model: ModelRow, rows: list[OperationRow], epoch: int, holds: str) -> OperationsTaken:
     replay = order.in_state(session, model)
+    name = state_id(model.run_id, model.state_step, [row.request_id for row in replay])
     return OperationsTaken(
         status="granted",
         epoch=epoch,
@@ -83,8 +84,8 @@ def _taken(session: Session, model: ModelRow, rows: list[OperationRow], epoch: i
         step=model.state_step,
         start=_start(session, model),
         fresh_optimizer=model.fresh_optimizer if model.state_step == 0 else False,
-        state_id=state_id(model.run_id, model.state_step, [row.request_id for row in replay]),
-        replay=tuple(_operation(row) for row in replay),
+        state_id=name,
+        replay=tuple(_operation(row, whole=holds != name) for row in replay),
         operations=tuple(_operation(row) for row in rows),
     )
 
@@ -95,14 +96,15 @@ def _start(session: Session, model: ModelRow) -> CheckpointRef | None:
     return CheckpointRef.model_validate(model.start) if model.start is not None else None
 
 
-def _operation(row: OperationRow) -> Operation:
+def _operation(row: OperationRow, whole: bool = True) -> Operation:
+    """`whole`: with its payload, of which a client that steps seldom has many in a state."""
     named = "reference" in row.details
     return Operation.model_validate(
         {
             "request_id": row.request_id,
             "seq_id": row.seq_id,
             "kind": row.kind,
-            "payload": row.payload or {},
+            "payload": (row.payload or {}) if whole else {},
             "reference": reference_of(row.details) if named else None,
             "reference_lora": row.details["reference_lora"] if named else None,
             "has_optimizer": bool(row.details.get("has_optimizer", False)),

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from services.catalog import file_uses, models, outcomes, paths, sessions, signals
+from services.catalog import file_uses, models, order, outcomes, paths, sessions, signals
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 from services.catalog.retention import OPTIMIZER
@@ -41,7 +41,7 @@ def submit(
             raise Refused(f"{message}; number the next one higher", code="other_payload", status=409)
         return outcomes.view(known, now)
     _check_open(session, model, now)
-    _check_number(request, model, rules)
+    _check_number(session, request, model, rules)
     details, failure = _read(session, request, payload, model, now)
     row = _add(session, request, model, details, now)
     model.last_seq, model.last_request_at = max(model.last_seq, request.seq_id), now
@@ -74,7 +74,7 @@ def _check_open(session: Session, model: ModelRow, now: float) -> None:
         raise Refused(f"model {model.model_id} is unloaded; create another, from its saved weights", code="unloaded")
 
 
-def _check_number(request: Submit, model: ModelRow, rules: OperationRules) -> None:
+def _check_number(session: Session, request: Submit, model: ModelRow, rules: OperationRules) -> None:
     number = request.seq_id
     if request.kind not in MODEL_KINDS:
         raise Refused(f"{request.kind} is no operation of a model; those are {', '.join(MODEL_KINDS)}")
@@ -83,6 +83,12 @@ def _check_number(request: Submit, model: ModelRow, rules: OperationRules) -> No
             f"seq_id {number} was passed over: {model.model_id} is at {model.next_seq}; "
             f"number the next one {model.last_seq + 1}",
             code="seq_id_passed",
+        )
+    if not number and request.kind != "unload_model" and order.open_count(session, model) >= rules.operation_backlog:
+        raise Refused(
+            f"{rules.operation_backlog} operations of {model.model_id} are open, which is the most; wait for results",
+            code="too_many_operations",
+            status=429,
         )
     if number - model.next_seq >= rules.operation_backlog:
         raise Refused(

@@ -7,14 +7,14 @@ then everything behind it fails.
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from services.catalog import outcomes
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 
-__all__ = ["ACCUMULATING", "fail_behind_gap", "in_state", "move_on", "pending", "ready"]
+__all__ = ["ACCUMULATING", "fail_behind_gap", "in_state", "move_on", "open_count", "pending", "ready"]
 
 ACCUMULATING = ("forward_backward", "reverse_kl")
 """What adds to the gradients of a model."""
@@ -25,6 +25,12 @@ def pending(session: Session, model: ModelRow, limit: int | None = None) -> list
     query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.done_at.is_(None))
     query = query.where(OperationRow.worked_at.is_(None))
     return list(session.scalars(query.order_by(OperationRow.seq_id, OperationRow.place).limit(limit)))
+
+
+def open_count(session: Session, model: ModelRow) -> int:
+    """How many are not over."""
+    query = select(func.count()).select_from(OperationRow).where(OperationRow.model_id == model.model_id)
+    return session.scalar(query.where(OperationRow.done_at.is_(None))) or 0
 
 
 def ready(session: Session, model: ModelRow, limit: int) -> list[OperationRow]:
@@ -61,13 +67,14 @@ def move_on(session: Session, model: ModelRow) -> None:
         model.next_seq += 1
 
 
-def fail_behind_gap(session: Session, model: ModelRow, rules: OperationRules, now: float) -> bool:
-    """True if a number was waited for too long, and what is behind it has failed."""
+def fail_behind_gap(session: Session, model: ModelRow, rules: OperationRules, since: float, now: float) -> bool:
+    """True if a number was waited for too long, and what is behind it has failed. `since`: when it could last have been
+    sent from on; the time before it, when the catalog itself was away, does not count."""
     first = pending(session, model, 1)
     if not first or not _behind_gap(first[0], model.next_seq):
         return False
     rows = [row for row in pending(session, model) if row.kind != "unload_model"]
-    if now - min(row.accepted_at for row in rows) < rules.operation_gap_s:
+    if not rows or now - max(since, min(row.accepted_at for row in rows)) < rules.operation_gap_s:
         return False
     for row in rows:
         message = (

@@ -16,7 +16,7 @@ from mint_schemas.commands import (
     UpdateRequested,
 )
 from mint_schemas.common import FileRef
-from mint_schemas.training import Dpo, Grpo, Lora, Method, TrainRequested
+from mint_schemas.training import Dpo, Evaluation, Grpo, Lora, Method, TrainRequested
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,9 @@ from services.catalog.retention import lasting
 from services.catalog.tables import CheckpointRow, CommandRow, RevisionRow, RunRow
 from shared.errors import Fatal
 from shared.rl.seeds import derive_seed
+
+EVALUATION = "evaluation"
+"""The method of a run that only scores a revision."""
 
 
 def rollout(session: Session, run: RunRow, order: plan.Rollout) -> RolloutRequested:
@@ -86,8 +89,8 @@ def export(session: Session, run: RunRow, order: plan.Export) -> ExportRequested
 
 
 def evaluation(session: Session, run: RunRow, order: plan.Evaluate) -> EvaluationRequested:
-    request = request_of(run)
-    if request.evaluation is None:
+    evaluation = evaluation_of(run)
+    if evaluation is None:
         raise Fatal(f"run {run.run_id} asks for no evaluation")
     return EvaluationRequested(
         command_id=commands.command_id(run.run_id, "evaluation", order.target),
@@ -96,15 +99,21 @@ def evaluation(session: Session, run: RunRow, order: plan.Evaluate) -> Evaluatio
         base=run.base or "",
         revision=order.revision,
         adapter_sha256=_adapter_sha256(session, order.revision),
-        task=request.evaluation.task,
-        items=request.evaluation.items,
-        max_tokens=request.evaluation.max_tokens,
+        task=evaluation.task,
+        items=evaluation.items,
+        max_tokens=evaluation.max_tokens,
         seed=_seed(run, "evaluation"),
     )
 
 
 def request_of(run: RunRow) -> TrainRequested:
     return TrainRequested.model_validate(run.request)
+
+
+def evaluation_of(run: RunRow) -> Evaluation | None:
+    if run.method == EVALUATION:
+        return Evaluation.model_validate(run.request["evaluation"])
+    return request_of(run).evaluation
 
 
 def lora_of(run: RunRow) -> Lora:

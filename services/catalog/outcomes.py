@@ -1,6 +1,7 @@
 """The end of an operation: its result or its failure, and what the catalog itself answers for saves and loads.
 
-Invariant: an end is final, and whoever waits for it is told behind the commit.
+Invariant: an end is final, whoever waits for it is told behind the commit, and the ends of one sampler's samples have
+an order.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import base64
 from sqlalchemy.orm import Session
 
 from services.catalog import file_uses, notices
-from services.catalog.operation_tables import OperationRow
+from services.catalog.operation_tables import OperationRow, SamplerRow
 from services.catalog.tables import LeaseRow
 from shared.catalog.operations import Category, Content, Failure, OperationView
 from shared.errors import Refused
@@ -63,8 +64,18 @@ def _over(session: Session, row: OperationRow, now: float) -> None:
         lease = session.get(LeaseRow, f"operation:{row.request_id}")
         if lease is not None:
             session.delete(lease)
+    if row.sampler_id is not None:
+        _count(session, row, row.sampler_id)
+        notices.ended(session, row.sampler_id)
     session.flush()
     notices.ended(session, row.request_id)
+
+
+def _count(session: Session, row: OperationRow, sampler_id: str) -> None:
+    """Under the sampler's lock, so that whoever has seen a number has seen all below it."""
+    sampler = session.get_one(SamplerRow, sampler_id, with_for_update=True)
+    sampler.ended += 1
+    row.ended = sampler.ended
 
 
 def view(row: OperationRow, now: float) -> OperationView:

@@ -52,11 +52,13 @@ def needed(session: Session, run: RunRow) -> set[str]:
     """The revisions that an active run samples with now or next: those that its open commands name, the one
     that it waits for, what its next rollouts need, its last one when that is scored, and with the final one
     also the parent that the gate compares with."""
-    goal = goal_of(orders.request_of(run))
-    last = runs.last_revision(session, run.run_id)
     found = _sampling_now(session, run)
     if run.waiting_for is not None:
         found.add(run.waiting_for)
+    if run.method == orders.EVALUATION:
+        return found
+    goal = goal_of(orders.request_of(run))
+    last = runs.last_revision(session, run.run_id)
     if last is None:
         return found | ({run.parent} if goal.samples and run.parent else set())
     final = last.step == run.steps or run.state in ("evaluating", "promoting")

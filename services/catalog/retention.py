@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from services.catalog import file_uses
+from services.catalog import commands, file_uses
 from services.catalog.operation_tables import ModelRow
 from services.catalog.tables import AliasRow, CheckpointRow, CommandRow, FileRow, RevisionRow
 
@@ -27,21 +27,16 @@ T = TypeVar("T")
 
 def thin(session: Session, run_id: str) -> list[str]:
     """Let go of what need not stay. Returns the keys of files that no row names any more."""
-    rows = session.scalars(
-        select(CheckpointRow).where(CheckpointRow.run_id == run_id).order_by(CheckpointRow.step.desc())
-    ).all()
-    revisions = dict(
-        session.execute(select(RevisionRow.step, RevisionRow.revision).where(RevisionRow.run_id == run_id)).all()
-    )
-    of_the_run = select(RevisionRow.revision).where(RevisionRow.run_id == run_id)
-    exports = select(CommandRow.step).where(CommandRow.run_id == run_id, CommandRow.kind == "export")
+    rows = _undecided(session, run_id)
+    steps = [row.step for row in rows]
+    made = select(RevisionRow.step, RevisionRow.revision).where(RevisionRow.run_id == run_id)
+    revisions = dict(session.execute(made.where(RevisionRow.step.in_(steps))).all())
+    named = [commands.command_id(run_id, "export", step) for step in steps]
+    exports = select(CommandRow.step).where(CommandRow.command_id.in_(named))
     exporting = set(session.scalars(exports.where(CommandRow.state.in_(("open", "committed")))))
-    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(of_the_run))))
+    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(revisions.values()))))
     freed: list[str] = []
-    held = session.scalars(select(ModelRow.state_step).where(ModelRow.run_id == run_id)).first()
-    for row in rows[KEPT_OF_A_RUN:]:
-        if row.step == held:
-            continue
+    for row in rows:
         revision = revisions.get(row.step)
         if revision is None and row.step not in exporting:
             freed += [ref["key"] for ref in row.files.values()]
@@ -52,6 +47,18 @@ def thin(session: Session, run_id: str) -> list[str]:
             row.has_optimizer = False
     session.flush()
     return _unname(session, freed)
+
+
+def _undecided(session: Session, run_id: str) -> list[CheckpointRow]:
+    """Those that do not stay whole anyway and may hold more than stays, so that after many steps this is no longer a
+    look at all of them."""
+    of_run = select(CheckpointRow.step).where(CheckpointRow.run_id == run_id)
+    whole = list(session.scalars(of_run.order_by(CheckpointRow.step.desc()).limit(KEPT_OF_A_RUN)))
+    whole += session.scalars(select(ModelRow.state_step).where(ModelRow.run_id == run_id))
+    revision = select(RevisionRow.seq).where(RevisionRow.run_id == run_id, RevisionRow.step == CheckpointRow.step)
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, CheckpointRow.step.not_in(whole))
+    query = query.where(or_(CheckpointRow.has_optimizer.is_(True), ~revision.exists()))
+    return list(session.scalars(query.order_by(CheckpointRow.step.desc())))
 
 
 def lasting(files: Mapping[str, T]) -> dict[str, T]:

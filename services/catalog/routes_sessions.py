@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
-from services.catalog import models, new_models, samplers, sessions
+from services.catalog import ended_samples, models, new_models, samplers, sessions
 from services.catalog.errors import CatalogRoute
 from services.catalog.operation_rules import OperationRules
 from services.catalog.parts import Parts
 from shared.catalog.operations import (
+    AwaitSamples,
     Caller,
     FinishSession,
     ModelPage,
@@ -18,7 +19,9 @@ from shared.catalog.operations import (
     NewSampler,
     NewSession,
     OperationView,
+    SamplerJoined,
     SamplerView,
+    SamplesEnded,
     SessionPage,
     SessionView,
 )
@@ -72,6 +75,14 @@ def session_routes(parts: Parts) -> APIRouter:
     @router.post("/samplers")
     async def new_sampler(request: NewSampler) -> SamplerView:
         return await parts.database.write(samplers.new_sampler, request, parts.rules, parts.clock())
+
+    @router.post("/samplers/{sampler_id}/join")
+    async def join_sampler(sampler_id: str, caller: Caller) -> SamplerJoined:
+        return await parts.database.write(samplers.join, sampler_id, caller.tenant, parts.clock())
+
+    @router.post("/samplers/{sampler_id}/ended")
+    async def await_samples(sampler_id: str, request: AwaitSamples) -> SamplesEnded:
+        return await ended_samples.wait(parts.database, parts.waiters, sampler_id, request)
 
     @router.get("/samplers/{sampler_id:path}")
     async def show_sampler(sampler_id: str, tenant: str | None = None) -> SamplerView:

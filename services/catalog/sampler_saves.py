@@ -9,7 +9,7 @@ ephemeral.
 from __future__ import annotations
 
 from mint_schemas.commands import CheckpointRef, ExportRequested
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from services.catalog import commands, emit, ephemeral, file_uses, models, outcomes, path_changes, paths, samplers
@@ -21,7 +21,7 @@ from services.catalog.tables import CommandRow, RevisionRow, RunRow
 from shared.catalog.api import ExportResult
 from shared.errors import Refused
 
-__all__ = ["begin", "export_failed", "settle"]
+__all__ = ["begin", "export_failed", "run_ids", "settle"]
 
 
 def begin(
@@ -80,7 +80,17 @@ def _waiting(session: Session, run: RunRow) -> list[OperationRow]:
     model_id = select(ModelRow.model_id).where(ModelRow.run_id == run.run_id).scalar_subquery()
     query = select(OperationRow).where(OperationRow.model_id == model_id, OperationRow.done_at.is_(None))
     query = query.where(OperationRow.worked_at.is_not(None), OperationRow.export.is_not(None))
-    return list(session.scalars(query.order_by(OperationRow.seq_id, OperationRow.place)))
+    # Put in order here: asked to, the database would walk through every operation that the model ever had.
+    return sorted(session.scalars(query), key=lambda row: (row.seq_id, row.place))
+
+
+def run_ids() -> Select[tuple[str]]:
+    """Of the models that have one waiting."""
+    waiting = select(OperationRow.model_id).where(
+        OperationRow.state.in_(("queued", "running")), OperationRow.kind == "save_sampler_weights"
+    )
+    exported = waiting.where(OperationRow.export.is_not(None))
+    return select(ModelRow.run_id).where(ModelRow.model_id.in_(exported))
 
 
 def settle(session: Session, run: RunRow, rules: OperationRules, now: float) -> None:

@@ -17,10 +17,10 @@ from services.catalog.operation_tables import ModelRow, OperationRow, SamplerRow
 from services.catalog.resolve import resolve as resolve_reference
 from services.catalog.tables import RevisionRow
 from shared.adapters.layout import canonical_json
-from shared.catalog.operations import NewSampler, SamplerView
+from shared.catalog.operations import NewSampler, SamplerJoined, SamplerView
 from shared.errors import Refused
 
-__all__ = ["Subject", "find", "for_save", "new_sampler", "show", "subject_of"]
+__all__ = ["Subject", "find", "for_save", "join", "new_sampler", "show", "subject_of"]
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,16 @@ def find(session: Session, sampler_id: str, tenant: str | None) -> SamplerRow:
 
 def show(session: Session, sampler_id: str, tenant: str | None) -> SamplerView:
     return _view(find(session, sampler_id, tenant))
+
+
+def join(session: Session, sampler_id: str, tenant: str | None, now: float) -> SamplerJoined:
+    """One more client: the first one that joins is number 1. Raises Refused (404); 410 for a session that is over."""
+    find(session, sampler_id, tenant)
+    row = session.get_one(SamplerRow, sampler_id, with_for_update=True)
+    sessions.touch(sessions.find(session, row.session_id, None), now)
+    row.clients += 1
+    session.flush()
+    return SamplerJoined(client=row.clients)
 
 
 def _view(row: SamplerRow) -> SamplerView:

@@ -11,7 +11,7 @@ import uuid
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from services.catalog import ephemeral, file_uses, outcomes, samplers, sessions, signals
+from services.catalog import ephemeral, file_uses, outcomes, paths, samplers, sessions, signals
 from services.catalog.leases import grant, lease_of
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import OperationRow, SamplerRow
@@ -59,6 +59,7 @@ def _subject(
         subject = samplers.subject_of(session, request.base, request.path, tenant, rules, now)
     else:
         subject = Subject(sampler.base, sampler.revision, sampler.adapter_sha256)
+        _check_readable(session, sampler, now)
     if subject.base not in rules.bases:
         raise Refused(
             f"base model {subject.base} is not configured any more; known are {', '.join(sorted(rules.bases))}"
@@ -66,6 +67,13 @@ def _subject(
     if subject.revision is not None and not ephemeral.touch(session, subject.revision, rules, now):
         raise Refused(f"{subject.revision} has expired; save the weights for sampling again", "expired", status=410)
     return subject
+
+
+def _check_readable(session: Session, sampler: SamplerRow, now: float) -> None:
+    """What another tenant published is sampled with while it is published. Raises Refused (404) then."""
+    owner = (sampler.revision or "").partition("/")[0]
+    if sampler.path is not None and owner != sampler.tenant:
+        paths.resolve(session, sampler.path, sampler.tenant, now)
 
 
 def _check_backlog(session: Session, tenant: str, rules: OperationRules) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from mint_schemas.commands import OperationsRequested, SampleRequested
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
-from services.catalog import emit, order
+from services.catalog import emit, order, outcomes
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 from services.catalog.tables import LeaseRow
@@ -62,23 +62,22 @@ def sample_waits(
 
 
 def resend_samples(session: Session, rules: OperationRules, now: float) -> list[str]:
-    """Those that are silent for too long. Returns their ids."""
+    """Those that are silent for too long; those whose base is gone fail. Returns the ids of the former."""
     query = select(OperationRow).where(
         OperationRow.kind == "sample",
         OperationRow.state.in_(("queued", "running")),
         OperationRow.accepted_at < now - rules.deadline_s,
     )
     sent = []
-    for row in session.scalars(query).all():
+    for row in session.scalars(query.options(defer(OperationRow.payload))).all():
+        if row.details["base"] not in rules.bases:
+            message = f"base model {row.details['base']} is not configured any more; nobody can sample from it"
+            outcomes.fail(session, row, message, "server", now)
+            continue
         patience = rules.deadline_s * (
             2 ** min(row.issues, MAX_DOUBLINGS) - 1 + max(0, row.issues - MAX_DOUBLINGS) * 32
         )
-        known = row.details["base"] in rules.bases
-        if (
-            known
-            and now - row.accepted_at >= patience
-            and not _is_leased(session, sample_resource(row.request_id), now)
-        ):
+        if now - row.accepted_at >= patience and not _is_leased(session, sample_resource(row.request_id), now):
             sample_waits(session, row, rules, now, replay=row.issues)
             row.issues += 1
             sent.append(row.request_id)

@@ -13,9 +13,11 @@ from services.catalog import ephemeral, file_uses, models, order, outcomes, path
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 
-__all__ = ["CHORES", "end_silent", "expire_results", "fail_gaps", "remove_expired", "resend"]
+__all__ = ["BATCH", "CHORES", "ROUNDS", "end_silent", "expire_results", "fail_gaps", "remove_expired", "resend"]
 
 BATCH = 500
+ROUNDS = 20
+"""How often a chore is done again at one look, while it finds a batch."""
 KEEP_S = 7 * 86400.0
 """How long it is known of an expired operation that it was."""
 
@@ -32,7 +34,7 @@ def fail_gaps(session: Session, rules: OperationRules, since: float, now: float)
     """Operations behind a number that never came."""
     failed = []
     for model in _waiting(session):
-        if order.fail_behind_gap(session, model, rules, now):
+        if order.fail_behind_gap(session, model, rules, since, now):
             models.settle(session, model, rules, now)
             failed.append(model.model_id)
     return failed

@@ -6,9 +6,8 @@ The gateway holds no state but the last resolutions and keys; any number of it m
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -19,6 +18,8 @@ from services.gateway.edge import Gateway
 from services.gateway.identity import Keys
 from services.gateway.resolution import Resolver
 from services.gateway.routes import routers
+from services.gateway.tokens import Tokens
+from shared import open_files
 from shared.bases import Base
 from shared.catalog.keys import KeysClient
 from shared.catalog.operations_client import OperationsClient
@@ -28,8 +29,6 @@ from shared.service import Resources, ServiceApp
 from shared.text.codec import TextCodec
 
 __all__ = ["build"]
-
-MOST_FILES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,8 @@ class GatewayApp:
 async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
     settings = resources.settings
     assert isinstance(settings, GatewaySettings)
-    _allow_more_connections()
+    # A future that is waited for holds a connection to its client and one to the catalog.
+    open_files.allow_more()
     directory = ReplicaDirectory(resources.bus)
     codecs = await asyncio.to_thread(_codecs, resources.bases)
     # A stream holds its connection for as long as it generates, so that a bound here would be one on users.
@@ -69,7 +69,9 @@ async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
         sampler = RemoteSampler(resources.bus, http, directory)
         gateway = Gateway(
             settings=settings,
-            keys=Keys(settings.gateway_keys, settings.gateway_local_key, key_book),
+            keys=Keys(
+                settings.gateway_keys, settings.gateway_local_key, key_book, tokens=Tokens(settings.signing_secret)
+            ),
             bases=resources.bases,
             codecs=codecs,
             catalog=resources.catalog,
@@ -82,17 +84,6 @@ async def build(resources: Resources) -> AsyncIterator[ServiceApp]:
             bus=resources.bus,
         )
         yield GatewayApp(routers(gateway), directory)
-
-
-def _allow_more_connections() -> None:
-    """A future that is waited for holds a connection to its client and one to the catalog: as many as the system
-    allows, where it usually starts with fewer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard
-    if hard == resource.RLIM_INFINITY or hard > MOST_FILES:
-        wanted = max(soft, MOST_FILES)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _codecs(bases: Mapping[str, Base]) -> dict[str, TextCodec]:

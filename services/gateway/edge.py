@@ -7,10 +7,11 @@ read, before the key is known.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from fastapi import Depends
@@ -31,7 +32,7 @@ from services.gateway.ports import Catalog, Publisher, Replicas, Tiers
 from services.gateway.resolution import Resolver
 from services.gateway.tinker.ports import Operations
 from shared.bases import Base
-from shared.errors import Refused
+from shared.errors import Refused, Retryable
 from shared.sampling.port import Sampler
 from shared.store.port import ObjectStore
 from shared.telemetry import log_fields
@@ -41,12 +42,18 @@ __all__ = ["Caller", "EdgeRoute", "Gateway", "Here", "bounded", "edge_routes", "
 
 register_anything()
 
+LARGE_AT_A_TIME = 4
+HEAVY_AT_A_TIME = 2
+UNCHECKED_PAUSE_S = 1.0
+"""Before a 503 to whose key cannot be checked."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts that handlers work with; `codecs` by the base model's public name."""
+    """The parts that handlers work with; `codecs` by the base model's public name. `large` and `heavy` bound, over all
+    requests, how many large bodies are decoded and how many adapters are packed, read or combined at a time: each
+    takes a thread of the few there are, and memory of many times its size."""
 
     settings: GatewaySettings
     keys: Keys
@@ -60,6 +67,8 @@ class Gateway:
     tiers: Tiers
     store: ObjectStore
     bus: Publisher
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_A_TIME))
+    heavy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HEAVY_AT_A_TIME))
 
 
 class EdgeRoute(APIRoute):
@@ -101,6 +110,9 @@ class EdgeRoute(APIRoute):
                     request = admit(request)
                 response = await inner(request)
             except Exception as error:
+                if identity is None and isinstance(error, Retryable):
+                    # Some clients ask again at once, each for all that it waits for.
+                    await asyncio.sleep(UNCHECKED_PAUSE_S)
                 response = render(problem_of(error, request_id(request)))
             response.headers["x-request-id"] = request_id(request)
             if identity is not None and identity.stale:

@@ -18,7 +18,7 @@ from mint_schemas.names import NAME
 from starlette.requests import Request
 
 from services.gateway.keyring import KeyBook, Keyring
-from services.gateway.tokens import key_in, looks_like_token
+from services.gateway.tokens import Tokens, looks_like_token
 from shared.catalog.keys import KeyView, could_be_key, key_digest
 from shared.errors import Fatal, Refused
 
@@ -54,15 +54,15 @@ class Identity:
 
 class Keys:
     """`keys` maps a key to its tenant, or to `*` for all; `local_key` empty switches the local key off; `book` None
-    knows no keys but these."""
+    knows no keys but these. `tokens` stand for any of them."""
 
-    def __init__(self, keys: Mapping[str, str], local_key: str, book: KeyBook | None = None) -> None:
+    def __init__(self, keys: Mapping[str, str], local_key: str, book: KeyBook | None = None, *, tokens: Tokens) -> None:
         self._known = {
             key_digest(key): Identity(_tenant(tenant), f"key:{key_digest(key)[:8]}") for key, tenant in keys.items()
         }
         self._local = key_digest(local_key) if local_key else None
         self._ring = Keyring(book) if book is not None else None
-        self._book = book
+        self._book, self._tokens = book, tokens
 
     @property
     def book(self) -> KeyBook:
@@ -77,19 +77,28 @@ class Keys:
         if not key:
             raise _unauthorised("this route needs a key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
         if looks_like_token(key):
-            key = key_in(key, time.time())
-        digest = key_digest(key)
+            digest, possible = self._tokens.read(key, time.time()).sha256, True
+        else:
+            digest, possible = key_digest(key), could_be_key(key)
         if self._local is not None and hmac.compare_digest(digest, self._local):
             if not _from_loopback(request):
                 raise _unauthorised("the local development key works from this machine only; use a tenant's key")
             return Identity(None, "key:local")
         # Digests are compared, so that timing tells nothing about a key.
-        return self._known.get(digest) or await self._in_catalog(key, digest)
+        return self._known.get(digest) or await self._in_catalog(digest, possible)
 
-    async def _in_catalog(self, key: str, digest: str) -> Identity:
+    def token(self, key: str, identity: Identity) -> str:
+        """For the key that `identity` showed, or for its token: then it ends when that does."""
+        now, tenant = time.time(), identity.tenant or ALL_TENANTS
+        if not looks_like_token(key):
+            return self._tokens.issue(key_digest(key), now, identity.actor, tenant)
+        shown = self._tokens.read(key, now)
+        return self._tokens.issue(shown.sha256, now, identity.actor, tenant, shown.end)
+
+    async def _in_catalog(self, digest: str, possible: bool) -> Identity:
         view: KeyView | None = None
         stale = False
-        if self._ring is not None and could_be_key(key):
+        if self._ring is not None and possible:
             view, stale = await self._ring.find(digest)
         if view is None:
             raise _unauthorised("this key is not known here")

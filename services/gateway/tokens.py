@@ -1,8 +1,8 @@
-"""The short-lived token that some Tinker clients want in place of a key: a JWT that carries the key itself.
+"""The short-lived token that some Tinker clients want in place of a key: a JWT that names the key by its sha256.
 
-In: a key. Out: a token, and from a token its key again. Invariants: a token may do what its key may, ends with it, and
-every gateway reads it, since there is nothing to remember; it is as secret as the key. Its end is there because
-clients plan their refresh by it.
+In: a key's digest and who it is. Out: a token, and from a token the digest again. Invariants: a token may do what its
+key may, and ends with it, or after an hour; nobody learns the key from it, or makes one without the stack's secret;
+every gateway of a stack reads it, since there is nothing to remember.
 """
 
 from __future__ import annotations
@@ -11,49 +11,64 @@ import base64
 import hashlib
 import hmac
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import Refused
 
-__all__ = ["key_in", "looks_like_token", "token_for"]
+__all__ = ["Named", "Tokens", "looks_like_token"]
 
 TTL_S = 3600
 PREFIX = "eyJ"
 """Of every JWT: `{"` in base64."""
 
 
-def token_for(key: str, now: float) -> str:
-    """`now` in seconds since the epoch."""
-    head = _part({"alg": "HS256", "typ": "JWT"})
-    claims = _part({"iat": int(now), "exp": int(now) + TTL_S, "key": key})
-    return f"{head}.{claims}.{_signature(f'{head}.{claims}', key)}"
+@dataclass(frozen=True)
+class Named:
+    """The key that a token stands for, by its sha256, and the token's end in seconds since the epoch."""
+
+    sha256: str
+    end: float
 
 
 def looks_like_token(text: str) -> bool:
     return text.startswith(PREFIX) and text.count(".") == 2
 
 
-def key_in(token: str, now: float) -> str:
-    """Raises Refused (401) for a token that is none of ours or is over."""
-    signed, _, signature = token.rpartition(".")
-    try:
-        claims = json.loads(_bytes(signed.partition(".")[2]))
-        key, end = claims["key"], float(claims["exp"])
-        if not isinstance(key, str) or not hmac.compare_digest(_signature(signed, key).encode(), signature.encode()):
-            raise ValueError("signed with another key")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise _refused("this token was not made here; exchange your key at /api/v1/auth/token") from error
-    if not now < end:
-        raise _refused("this token is over; exchange your key at /api/v1/auth/token again")
-    return key
+class Tokens:
+    """`secret`: what the gateways of one stack share, and nobody else knows."""
+
+    def __init__(self, secret: str) -> None:
+        self._key = hmac.digest(secret.encode(), b"mint tokens", "sha256")
+
+    def issue(self, sha256: str, now: float, subject: str = "", tenant: str = "", end: float | None = None) -> str:
+        """`now` in seconds since the epoch. `subject` and `tenant` are what clients show as who they are. `end`: of
+        the token that this one is exchanged for, which it does not outlive."""
+        until = int(now) + TTL_S if end is None else min(int(end), int(now) + TTL_S)
+        head = _part({"alg": "HS256", "typ": "JWT"})
+        claims = _part({"iat": int(now), "exp": until, "key_sha256": sha256, "sub": subject, "org_id": tenant})
+        return f"{head}.{claims}.{self._signature(f'{head}.{claims}')}"
+
+    def read(self, token: str, now: float) -> Named:
+        """Raises Refused (401) for a token that is none of ours or is over."""
+        signed, _, signature = token.rpartition(".")
+        if not hmac.compare_digest(self._signature(signed).encode(), signature.encode()):
+            raise _refused("this token was not made here; exchange your key at /api/v1/auth/token")
+        try:
+            claims = json.loads(_bytes(signed.partition(".")[2]))
+            named = Named(str(claims["key_sha256"]), float(claims["exp"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise _refused("this token is of another version; exchange your key at /api/v1/auth/token") from error
+        if not now < named.end:
+            raise _refused("this token is over; exchange your key at /api/v1/auth/token again")
+        return named
+
+    def _signature(self, signed: str) -> str:
+        return _text(hmac.new(self._key, signed.encode(), hashlib.sha256).digest())
 
 
 def _part(claims: dict[str, Any]) -> str:
     return _text(json.dumps(claims, separators=(",", ":")).encode())
-
-
-def _signature(signed: str, key: str) -> str:
-    return _text(hmac.new(key.encode(), signed.encode(), hashlib.sha256).digest())
 
 
 def _text(data: bytes) -> str:

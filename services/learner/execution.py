@@ -148,6 +148,10 @@ class Execution:
         self._settle(operation, outcome, job.step, view)
         return view.state == "failed"
 
+    def held(self) -> str:
+        """The name of the state that the policy's slot is in; nothing where nobody knows."""
+        return self._tools.bench.state_of(self.policy, self._shape) or ""
+
     def ends_with(self, operation: ops.Operation) -> bool:
         """Whether it is the optimizer step of gradients that were just computed. It is short, and nobody's turn is
         put before it: the slot might be given away, and all of them would have to be computed again."""
@@ -166,7 +170,10 @@ class Execution:
         """Nothing where the slot holds the state. A state that is not the granted one is only in the slot."""
         if self._tools.bench.state_of(self.policy, self._shape) == self._state:
             return ()
-        if self._state != self._taken.state_id:
+        bare = any(
+            operation.payload.inline is None and operation.payload.file is None for operation in self._taken.replay
+        )
+        if bare or self._state != self._taken.state_id:
             raise SlotLost(f"the slot of {self.policy} was given away between two operations")
         return await self._shop.restore(self._taken)
 

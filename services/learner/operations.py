@@ -126,17 +126,18 @@ class Operations:
         except SlotLost as error:
             log(_log, logging.INFO, "the state is asked for again", reason=str(error))
             return await self._take(execution.policy, taken.epoch), True
-        following = await self._take(execution.policy, taken.epoch)
+        following = await self._take(execution.policy, taken.epoch, execution.held())
         return following, bool(following.operations) and execution.ends_with(following.operations[0])
 
     def _lease(self, policy: str, taken: ops.OperationsTaken) -> ops.OperationsLease:
         return ops.OperationsLease(policy=policy, worker=self._worker, epoch=taken.epoch)
 
-    async def _take(self, policy: str, epoch: int) -> ops.OperationsTaken:
-        """`epoch`: of the lease that it goes on with; 0 = none."""
+    async def _take(self, policy: str, epoch: int, holds: str = "") -> ops.OperationsTaken:
+        """`epoch`: of the lease that it goes on with; 0 = none. `holds`: the state that the policy's slot is in."""
+        request = ops.TakeOperations(policy=policy, worker=self._worker, epoch=epoch, holds=holds)
         try:
             with span(spans.TAKE):
-                return await self._catalog.take(ops.TakeOperations(policy=policy, worker=self._worker, epoch=epoch))
+                return await self._catalog.take(request)
         except Refused as error:
             raise Fatal(f"the catalog refuses the operations of {policy}: {error}") from error
 

@@ -141,14 +141,27 @@ def _targets(config: dict[str, Any], headers: Mapping[str, TensorHeader]) -> lis
 
 
 def _described(directory: Path, config: dict[str, Any], headers: Mapping[str, TensorHeader], host: Host) -> Manifest:
-    refs = {name: _ref((directory / name).read_bytes()) for name in (CONFIG_FILE, TENSOR_FILE)}
+    refs = {name: _stored_ref(directory / name) for name in (CONFIG_FILE, TENSOR_FILE)}
     shape = {"rank": config["r"], "alpha": config["lora_alpha"], "use_rslora": config.get("use_rslora", False)}
     try:
         return _manifest(
-            host, shape, config["target_modules"], headers.values(), refs, _zero_delta(directory / TENSOR_FILE, headers)
+            host,
+            shape,
+            config["target_modules"],
+            headers.values(),
+            refs,
+            all(_fits(header, host) for header in headers.values()) and _zero_delta(directory / TENSOR_FILE, headers),
         ).model_copy(update={"policy": "to import"})
     except (ValidationError, OverflowError) as error:
         raise AdapterRefused(f"{CONFIG_FILE} cannot be read: {error}") from error
+
+
+def _fits(header: TensorHeader, host: Host) -> bool:
+    """Whether it belongs to a module of the base, so that no product has more numbers than the module."""
+    module, part = layout.split_serving_name(header.name) or ("", "")
+    out, inner = host.modules.get(module, (0, 0))
+    rank = header.shape[0 if part == "lora_A" else -1] if len(header.shape) == 2 else 0
+    return 0 < rank <= host.max_rank and header.shape == ((rank, inner) if part == "lora_A" else (out, rank))
 
 
 def _zero_delta(path: Path, headers: Mapping[str, TensorHeader]) -> bool:
@@ -216,3 +229,8 @@ def _manifest(
 def _ref(data: bytes) -> FileRef:
     sha256 = hashlib.sha256(data).hexdigest()
     return FileRef(key=keys.blob(sha256), sha256=sha256, size=len(data))
+
+
+def _stored_ref(path: Path) -> FileRef:
+    sha256 = layout.file_sha256(path)
+    return FileRef(key=keys.blob(sha256), sha256=sha256, size=path.stat().st_size)

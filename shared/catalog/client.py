@@ -106,6 +106,9 @@ class CatalogClient(CatalogHttp):
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[api.EvaluationView]:
         return await self._get("/evaluations", list[api.EvaluationView], run_id=run_id, revision=revision)
 
+    async def evaluate(self, request: api.StartEvaluation) -> api.RunView:
+        return await self._post("/evaluations", request, api.RunView)
+
     async def register_data(self, tenant: str, file: FileRef) -> FileRef:
         return await self._send("POST", "/data", FileRef, json={"tenant": tenant, **file.model_dump(mode="json")})
 

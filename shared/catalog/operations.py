@@ -19,6 +19,8 @@
 | POST /internal/v1/operations/commit | CommitOperation | OperationView |
 | POST /internal/v1/samplers | NewSampler | SamplerView |
 | GET /internal/v1/samplers/{id}?tenant= | | SamplerView |
+| POST /internal/v1/samplers/{id}/join | Caller | SamplerJoined |
+| POST /internal/v1/samplers/{id}/ended | AwaitSamples | SamplesEnded |
 | POST /internal/v1/samples | SubmitSample | OperationView |
 | POST /internal/v1/samples/take | TakeSample | SampleTaken |
 | GET /internal/v1/paths?tenant=&model_id=&limit=&offset= | | PathPage |
@@ -199,12 +201,14 @@ class Operation(Message):
 
 class TakeOperations(Message):
     """`epoch`: of the lease that the worker goes on with. 0: it begins; what it still holds from before its last start
-    is granted anew."""
+    is granted anew. `holds` names the state that its slot is in: where it is the one granted, the operations of
+    `replay` come without their payloads."""
 
     policy: str
     worker: str
     limit: int = 32
     epoch: int = 0
+    holds: str = ""
 
 
 class OperationsTaken(Message):
@@ -271,6 +275,37 @@ class SamplerView(Message):
     path: str | None
     revision: str | None
     adapter_sha256: str | None
+
+
+class SamplerJoined(Message):
+    """`client`: its number among the clients that joined, from 1."""
+
+    client: int
+
+
+class AwaitSamples(Caller):
+    """Which samples of a sampler, numbered `first` to `last`, ended behind `after`? `wait_s`: how long to wait for
+    one (at most 60)."""
+
+    after: int = Field(default=0, ge=0, lt=2**63)
+    first: int = Field(default=0, ge=0, lt=2**63)
+    last: int = Field(default=2**63 - 1, ge=0, lt=2**63)
+    wait_s: float = Field(default=0.0, ge=0.0, le=60.0)
+
+
+class EndedSample(Message):
+    """`size`: of its result, in bytes."""
+
+    request_id: str
+    failed: bool
+    size: int | None = None
+
+
+class SamplesEnded(Message):
+    """In the order in which they ended. `cursor`: where to go on, as `after`."""
+
+    items: tuple[EndedSample, ...] = ()
+    cursor: int
 
 
 class TakeSample(Message):

@@ -81,6 +81,15 @@ class OperationsClient(CatalogHttp):
     async def sampler(self, sampler_id: str, tenant: str | None = None) -> ops.SamplerView:
         return await self._get(f"/samplers/{quoted(sampler_id)}", ops.SamplerView, tenant=tenant)
 
+    async def join_sampler(self, sampler_id: str, caller: ops.Caller) -> ops.SamplerJoined:
+        """Each call is another client."""
+        return await self._post(f"/samplers/{quoted(sampler_id)}/join", caller, ops.SamplerJoined)
+
+    async def ended_samples(self, sampler_id: str, request: ops.AwaitSamples) -> ops.SamplesEnded:
+        """Returns as soon as there is one, after `wait_s` at the latest. Reading it again changes nothing."""
+        path, timeout_s = f"/samplers/{quoted(sampler_id)}/ended", self._timeout_s + request.wait_s
+        return await self._post(path, request, ops.SamplesEnded, timeout_s)
+
     async def submit_sample(self, request: ops.SubmitSample) -> ops.OperationView:
         """Refused with status 429 (`too_many_samples`) where the tenant has too many open."""
         return await self._post("/samples", request, ops.OperationView)

@@ -6,6 +6,7 @@ what is read is what was written (the store proves it by sha256).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 
@@ -25,7 +26,8 @@ async def keep(store: ObjectStore, data: bytes) -> Content:
     if len(data) <= INLINE_BYTES:
         # the field decodes what it is given
         return Content(inline=base64.b64encode(data))
-    return Content(file=await store.put(keys.blob(hashlib.sha256(data).hexdigest()), data))
+    name = await asyncio.to_thread(hashlib.sha256, data)
+    return Content(file=await store.put(keys.blob(name.hexdigest()), data))
 
 
 async def read(store: ObjectStore, content: Content) -> bytes:

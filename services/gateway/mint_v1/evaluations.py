@@ -1,22 +1,43 @@
-"""Scores that the evaluator gave: those of a run, those of a revision, one by its id.
+"""Scores that the evaluator gave: asked for by themselves, those of a run, those of a revision, one by its id.
 
-A score is always computed for a run, whose request names its task; there is no way to ask for one by itself.
+A score is always computed for a run: that of a training run names its task in its request; one that is asked for here
+is a run that does nothing else.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import uuid
+from typing import Annotated, Any
 
 from fastapi import Path
-from mint_schemas.names import parse_reference
+from mint_schemas.names import NAME, ReferenceText, parse_reference
+from mint_schemas.training import Evaluation, Gate
+from pydantic import ConfigDict, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+from starlette.responses import Response
 
 from services.gateway.edge import Caller, Here
-from services.gateway.mint_v1.owned import RUN_EXAMPLE, RevisionFilter, RunFilter, owned_policy, owned_run
-from shared.catalog.api import EvaluationView
+from services.gateway.mint_v1.owned import (
+    RUN_EXAMPLE,
+    RevisionFilter,
+    RunFilter,
+    owned_policy,
+    owned_run,
+)
+from services.gateway.mint_v1.submit import Key
+from shared.catalog.api import EvaluationView, RunView, StartEvaluation
 from shared.errors import Refused
 
-__all__ = ["list_evaluations", "show_evaluation"]
+__all__ = ["Asked", "list_evaluations", "show_evaluation", "start_evaluation"]
 
+EXAMPLE: dict[str, Any] = {"revision": "acme/adder@2", "task": {"kind": "arithmetic"}, "items": 64, "max_tokens": 8}
+
+ReferenceAsked = Annotated[
+    ReferenceText,
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^{NAME}/{NAME}(@[1-9][0-9]{{0,8}})?$", "examples": ["acme/adder@2"]}
+    ),
+]
 EvaluationId = Annotated[
     str,
     Path(
@@ -25,6 +46,32 @@ EvaluationId = Annotated[
         examples=[f"{RUN_EXAMPLE}:evaluation:last"],
     ),
 ]
+
+
+class Asked(Evaluation):
+    """Greedy decoding over `items` held-out items of `task`, scored by the task's reward. `revision`: a revision,
+    an alias or a policy, whose `live` it then is."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+    revision: ReferenceAsked
+    gate: SkipJsonSchema[Gate] = Gate()
+
+
+async def start_evaluation(
+    body: Asked, gateway: Here, caller: Caller, response: Response, idempotency_key: Key = None
+) -> RunView:
+    """A run that only scores: beside whatever trains the policy, and at once where that score is known already."""
+    reference = parse_reference(body.revision)
+    owned_policy(caller, reference.tenant, reference.policy)
+    if body.gate != Gate():
+        raise Refused("gate: an evaluation by itself promotes nothing, so it has no gate; leave it out")
+    evaluation = Evaluation.model_validate(body.model_dump(exclude={"revision"}, exclude_unset=True))
+    key = f"{reference.tenant}/{idempotency_key or uuid.uuid4()}"
+    run = await gateway.catalog.evaluate(
+        StartEvaluation(reference=str(reference), evaluation=evaluation, key=key, actor=caller.actor)
+    )
+    response.headers["location"] = f"/mint/v1/runs/{run.run_id}"
+    return run
 
 
 async def list_evaluations(

@@ -62,6 +62,8 @@ def mint_router(route: type[EdgeRoute]) -> APIRouter:
     _runs(router)
     _policies(router)
     add(router, "GET", "/evaluations", evaluations.list_evaluations, "Scores of a run or a revision")
+    started: Any = {"status_code": 202, "responses": TOO_LARGE}
+    add(router, "POST", "/evaluations", evaluations.start_evaluation, "Score a revision", **started)
     add(router, "GET", "/evaluations/{evaluation_id}", evaluations.show_evaluation, "One score")
     add(router, "GET", "/data", data.list_data, "A tenant's files")
     upload: Any = {"status_code": 201, "responses": TOO_LARGE | NO_FORM, "openapi_extra": FILE}

@@ -26,7 +26,7 @@ from shared.catalog.api import RunView, ValidateRequest
 from shared.errors import MintError, Refused
 from shared.telemetry import current_traceparent
 
-__all__ = ["Submission", "Submitted", "submit_run"]
+__all__ = ["Key", "Submission", "Submitted", "submit_run"]
 
 SOURCE = "mint/gateway"
 TYPE = "mint.v1.train.requested"

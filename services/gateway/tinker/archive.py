@@ -1,8 +1,8 @@
 """A checkpoint as a PEFT directory, and that as a `.tar.gz` behind a signed link.
 
 In: a path of sampler weights (the files of its revision) or of training weights (converted to the serving layout).
-Out: a redirect, then the archive. Invariant: what is sent is whole and verified by sha256, and equal checkpoints have
-equal archives.
+Out: a redirect, then the archive. Invariants: what is sent is whole and verified by sha256, and equal checkpoints have
+equal archives; a link opens what the key that asked for it may read, and no longer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from urllib.parse import quote
 from fastapi import Path as PathParameter
 from fastapi import Query
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import RedirectResponse, Response
 
 from services.gateway.edge import Caller, Gateway, Here
+from services.gateway.streaming import MadeFile, turn
 from services.gateway.tinker.rest.paths import checkpoint_path
 from services.gateway.tinker.rest.signing import LIFETIME_S, Signer
 from shared.adapters import layout
@@ -37,6 +37,7 @@ __all__ = ["archive_link", "put_peft", "send_archive"]
 RunId = Annotated[str, PathParameter(max_length=300)]
 Expires = Annotated[int, Query(ge=0, le=10**12)]
 Signature = Annotated[str, Query(max_length=200)]
+Tenant = Annotated[str, Query(max_length=63)]
 
 
 async def archive_link(
@@ -46,31 +47,41 @@ async def archive_link(
     path = checkpoint_path(run_id, kind, name)
     await gateway.operations.resolve_path(str(path), caller.tenant)
     expires = int(time.time()) + LIFETIME_S
-    signature = _signer(gateway).sign(str(path), expires)
+    tenant = caller.tenant or ""
+    signature = _signer(gateway).sign(str(path), tenant, expires)
     place = "/".join(quote(part, safe=":") for part in (path.model_id, path.kind, f"{path.name}.tar.gz"))
-    link = f"{request.base_url}api/v1/archives/{place}?expires={expires}&signature={signature}"
+    proof = f"tenant={tenant}&expires={expires}&signature={signature}"
+    link = f"{request.base_url}api/v1/archives/{place}?{proof}"
     until = format_datetime(datetime.fromtimestamp(expires, UTC), usegmt=True)
     return RedirectResponse(link, 302, {"expires": until, "cache-control": "no-store"})
 
 
 async def send_archive(
-    run_id: RunId, kind: str, file: str, expires: Expires, signature: Signature, gateway: Here
+    run_id: RunId,
+    kind: str,
+    file: str,
+    tenant: Tenant,
+    expires: Expires,
+    signature: Signature,
+    request: Request,
+    gateway: Here,
 ) -> Response:
-    """What `archive_link` points at. The signature stands for the key."""
+    """What `archive_link` points at. The signature stands for a key; what that may not read now, this does not open."""
     path = checkpoint_path(run_id, kind, file.removesuffix(".tar.gz"))
-    _signer(gateway).check(str(path), expires, signature, time.time())
-    view = await gateway.operations.resolve_path(str(path), None)
+    _signer(gateway).check(str(path), tenant, expires, signature, time.time())
+    view = await gateway.operations.resolve_path(str(path), tenant or None)
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="mint-peft-"))
     try:
-        files = await put_peft(gateway, view, directory)
-        files[COMPLETE_FILE] = directory / COMPLETE_FILE
-        await asyncio.to_thread(files[COMPLETE_FILE].touch)
         archive = directory / "archive.tar.gz"
-        await asyncio.to_thread(pack, files, archive)
+        async with turn(gateway.heavy, request):
+            files = await put_peft(gateway, view, directory)
+            files[COMPLETE_FILE] = directory / COMPLETE_FILE
+            await asyncio.to_thread(files[COMPLETE_FILE].touch)
+            await asyncio.to_thread(pack, files, archive)
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, directory, True)
         raise
-    return _Archive(archive, media_type="application/gzip", filename=f"{path.name}.tar.gz")
+    return MadeFile(archive, media_type="application/gzip", filename=f"{path.name}.tar.gz")
 
 
 async def put_peft(gateway: Gateway, path: PathView, directory: Path) -> dict[str, Path]:
@@ -96,14 +107,4 @@ def _convert(training: bytes, path: PathView, files: dict[str, Path]) -> None:
 
 
 def _signer(gateway: Gateway) -> Signer:
-    return Signer(gateway.settings.s3_secret_key)
-
-
-class _Archive(FileResponse):
-    """Removes its directory, also when the client leaves in the middle (a background task would not run)."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, Path(self.path).parent, True)
+    return Signer(gateway.settings.signing_secret)

@@ -1,31 +1,42 @@
 """Bodies in and out: bounded, compressed or not, JSON or protobuf.
 
-In: a request; a result's bytes. Out: a request whose body is plain and bounded; a response in what the client takes.
-Invariant: a body is never longer than the bound, neither as it is sent nor when it is decompressed.
+In: a request; a result's bytes. Out: a request whose body is plain and bounded; a message; a response in what the
+client takes. Invariants: a body is never longer than the bound, neither as it is sent nor when it is decompressed; what
+may be long is parsed beside the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, TypeVar
 
 import pydantic_core
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from services.gateway.edge import bounded
+from services.gateway.edge import Gateway, bounded
+from services.gateway.errors import Invalid
 from services.gateway.streaming import ClientGone
+from services.gateway.tinker.json_wire import parsed
 from services.gateway.tinker.proto_wire import PROTOBUF
 from services.gateway.tinker.zstd import compress, decompress
 from shared.errors import Refused
+from shared.validation import explain
 
-__all__ = ["answer", "is_protobuf", "plain", "takes_protobuf", "whole", "written"]
+__all__ = ["answer", "beside", "few", "is_protobuf", "message", "plain", "takes_protobuf", "whole", "written"]
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 COMPRESS_BYTES = 16 << 10
 """Less is sent as it is."""
+LARGE_BYTES = 1 << 20
+SMALL_BYTES = 8 << 10
 
 
 def plain(request: Request, bound: int) -> Request:
@@ -60,6 +71,26 @@ async def whole(request: Request, bound: int) -> bytes:
         return await plain(request, bound).body()
     except ClientDisconnect as error:
         raise ClientGone from error
+
+
+def few(gateway: Gateway, size: int) -> AbstractAsyncContextManager[object]:
+    """Within it a body of `size` bytes may be decoded; whoever brings a large one waits for its turn."""
+    if size >= LARGE_BYTES:
+        return gateway.large
+    return nullcontext()
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """What `work` makes of `size` bytes: in a thread, unless they are so few that the way there would take longer."""
+    return work() if size < SMALL_BYTES else await asyncio.to_thread(work)
+
+
+def message(body: bytes, kind: type[M]) -> M:
+    """Blocks. Raises Refused (422), with every fault in words."""
+    try:
+        return kind.model_validate(parsed(body))
+    except ValidationError as error:
+        raise Invalid(explain(error)) from error
 
 
 def is_protobuf(request: Request) -> bool:

@@ -12,19 +12,21 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import Header
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 
 from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.identity import Identity
+from services.gateway.tinker.body import few, message, whole
 from services.gateway.tinker.errors import invalid
 from services.gateway.tinker.json_wire import prompt_tokens, tensor, tensor_json, too_many
 from services.gateway.tinker.messages import Place, SeqId
-from services.gateway.tinker.operations import future, submit, submit_failed
+from services.gateway.tinker.operations import encoded, future, submit, submit_failed
 from services.gateway.tinker.rest.paths import checked_name, parse_path
 from services.gateway.tinker.tensors import Budget, dense, token_ids
 from shared.catalog.operations import Submit
 from shared.errors import Refused
 from shared.operations.content import keep
-from shared.operations.payload import Array, KlRow, ReverseKlPayload, ReverseKlResult, digest, encode
+from shared.operations.payload import Array, KlRow, ReverseKlPayload, ReverseKlResult
 
 __all__ = ["ReverseKlRequest", "forward_backward_reverse_kl", "reverse_kl_json"]
 
@@ -52,10 +54,19 @@ class ReverseKlRequest(BaseModel):
 
 
 async def forward_backward_reverse_kl(
-    body: ReverseKlRequest,
+    request: Request,
     gateway: Here,
     caller: Caller,
     x_idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> dict[str, Any]:
+    sent = await whole(request, gateway.settings.gateway_max_json_bytes)
+    async with few(gateway, len(sent)):
+        body = await asyncio.to_thread(message, sent, ReverseKlRequest)
+        return await _submitted(gateway, caller, body, sent, x_idempotency_key or "")
+
+
+async def _submitted(
+    gateway: Gateway, caller: Identity, body: ReverseKlRequest, sent: bytes, key: str
 ) -> dict[str, Any]:
     model_id = checked_name(body.model_id, "training run")
     if len(body.data) > gateway.settings.gateway_max_data:
@@ -66,10 +77,9 @@ async def forward_backward_reverse_kl(
     except Refused as error:
         if place is None:
             raise
-        sent = body.model_dump_json().encode()
         return await submit_failed(gateway, caller, place, "reverse_kl", sent, error)
     if place is None:
-        return await _unnumbered(gateway, caller, model_id, payload, x_idempotency_key or "")
+        return await _unnumbered(gateway, caller, model_id, payload, key)
     return await submit(gateway, caller, place, "reverse_kl", payload)
 
 
@@ -87,14 +97,14 @@ async def _unnumbered(
     gateway: Gateway, caller: Identity, model_id: str, payload: ReverseKlPayload, key: str
 ) -> dict[str, Any]:
     """Sent again under the same key it is the same operation."""
-    data = await asyncio.to_thread(encode, payload)
+    data, name = await asyncio.to_thread(encoded, payload)
     request = Submit(
         tenant=caller.tenant,
         actor=caller.actor,
         model_id=model_id,
         seq_id=0,
         kind="reverse_kl",
-        digest=digest(data),
+        digest=name,
         payload=await keep(gateway.store, data),
         key=key,
     )

@@ -37,7 +37,21 @@ PAUSE_S = 1.0
 
 
 async def retrieve_future(body: RetrieveFuture, request: Request, gateway: Here, caller: Caller) -> Response:
+    """What nobody foresaw is a failure too: after a 5xx clients ask again at once, for ever."""
     request_id = checked_name(body.request_id, "request id")
+    try:
+        return await _retrieved(body, request_id, request, gateway, caller)
+    except Refused:
+        raise
+    except Exception:
+        logger.exception("future %s cannot be answered", request_id)
+        message = f"the server cannot answer for {request_id}; its log says why"
+        return await answer(request, written({"error": message, "category": "server"}))
+
+
+async def _retrieved(
+    body: RetrieveFuture, request_id: str, request: Request, gateway: Gateway, caller: Identity
+) -> Response:
     view = await until_disconnect(request, _waited(gateway, caller, request_id))
     if view is None:
         return await answer(request, written(_try_again(request_id, "paused_capacity")))

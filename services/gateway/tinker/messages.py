@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "MAX_CLIENTS",
     "AdamParams",
     "ClientConfig",
     "CreateModel",
@@ -19,12 +20,14 @@ __all__ = [
     "FinishSession",
     "FutureRef",
     "Heartbeat",
+    "JoinSamplingSession",
     "LoadWeights",
     "LoraConfig",
     "ModelRef",
     "OptimStep",
     "Place",
     "RetrieveFuture",
+    "RetrieveFutures",
     "Sample",
     "SamplingParams",
     "SaveWeights",
@@ -35,6 +38,8 @@ __all__ = [
 
 MAX_SEQ_ID = 2**31 - 1
 MAX_LONG = 2**63 - 1
+MAX_CLIENTS = 10**9
+"""Of one sampling session; each numbers its samples from that many times its own number."""
 
 Id = Annotated[str, Field(min_length=1, max_length=300)]
 Path = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -218,3 +223,23 @@ class RetrieveFuture(Sent):
     request_id: Id
     model_id: Id | None = None
     allow_metadata_only: bool = False
+
+
+class SamplesTarget(Sent):
+    sampling_session_id: Id
+    cloned_sampler_id: Annotated[int, Field(ge=0, le=MAX_CLIENTS)] = 0
+    type: Literal["sampling_session"] = "sampling_session"
+
+
+class RetrieveFutures(Sent):
+    """`timeout`: how long the client wants this held, in seconds. `retrieved_request_ids` may be forgotten."""
+
+    target: SamplesTarget
+    prev_cursor: Count = 0
+    timeout: Annotated[float, Field(ge=0)] | None = None
+    retrieved_request_ids: list[Id] = []
+
+
+class JoinSamplingSession(Sent):
+    sampling_session_id: Id
+    type: Literal["join_sampling_session"] = "join_sampling_session"

@@ -19,7 +19,7 @@ from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.errors import Invalid
 from services.gateway.identity import Identity
 from services.gateway.tinker import json_wire, proto_wire
-from services.gateway.tinker.body import is_protobuf, whole
+from services.gateway.tinker.body import few, is_protobuf, whole
 from services.gateway.tinker.errors import invalid, unsupported
 from services.gateway.tinker.messages import AdamParams, OptimStep, Place
 from shared.catalog.operations import Content, Failure, OperationKind, OperationView, Submit
@@ -28,7 +28,7 @@ from shared.operations.content import keep
 from shared.operations.payload import AdamPayload, Payload, TrainPayload, digest, encode
 from shared.validation import explain
 
-__all__ = ["forward", "forward_backward", "future", "optim_step", "submit", "submit_failed", "submit_read"]
+__all__ = ["encoded", "forward", "forward_backward", "future", "optim_step", "submit", "submit_failed", "submit_read"]
 
 MAX_MESSAGE = 4000
 
@@ -81,8 +81,8 @@ async def submit(
     """What the catalog does not find behind the payload's names fails too, and uses its number.
 
     Raises Refused: 404 for another's model, 409 where the number has another content, 410 for an ended session."""
-    data = await asyncio.to_thread(encode, value)
-    name, kept = digest(data), await keep(gateway.store, data)
+    data, name = await asyncio.to_thread(encoded, value)
+    kept = await keep(gateway.store, data)
     try:
         return await _submitted(gateway, caller, place, kind, name, kept)
     except Refused as error:
@@ -96,8 +96,14 @@ async def submit_failed(
     gateway: Gateway, caller: Identity, place: Place, kind: OperationKind, sent: bytes, error: Refused
 ) -> dict[str, Any]:
     """The same for what is not allowed: the future fails with the words of `error`."""
-    name = hashlib.sha256(sent).hexdigest()
+    name = (await asyncio.to_thread(hashlib.sha256, sent)).hexdigest()
     return await _submitted(gateway, caller, place, kind, name, Content(), _failure(error))
+
+
+def encoded(value: Payload) -> tuple[bytes, str]:
+    """The payload's bytes and their digest. Blocks."""
+    data = encode(value)
+    return data, digest(data)
 
 
 def _failure(error: Refused) -> Failure:
@@ -133,11 +139,12 @@ def future(view: OperationView) -> dict[str, Any]:
 async def _train(request: Request, gateway: Gateway, caller: Identity, forward_only: bool) -> dict[str, Any]:
     settings = gateway.settings
     body = await whole(request, settings.gateway_max_json_bytes)
-    asked = await asyncio.to_thread(_asked, body, is_protobuf(request), forward_only, settings.gateway_max_data)
-    kind: OperationKind = "forward" if asked.forward_only else "forward_backward"
-    return await submit_read(
-        gateway, caller, _place(asked), kind, body, lambda: asked.payload(settings.gateway_max_numbers)
-    )
+    async with few(gateway, len(body)):
+        asked = await asyncio.to_thread(_asked, body, is_protobuf(request), forward_only, settings.gateway_max_data)
+        kind: OperationKind = "forward" if asked.forward_only else "forward_backward"
+        return await submit_read(
+            gateway, caller, _place(asked), kind, body, lambda: asked.payload(settings.gateway_max_numbers)
+        )
 
 
 def _asked(body: bytes, protobuf: bool, forward_only: bool, max_data: int) -> Asked:

@@ -18,7 +18,7 @@ from services.gateway.tinker import wire_pb2 as wire
 from services.gateway.tinker.errors import invalid, unsupported
 from services.gateway.tinker.json_wire import PARTS_PER_DATUM, too_many
 from services.gateway.tinker.rows import RawDatum, train_payload
-from services.gateway.tinker.tensors import NUMPY, Csr, Dtype, RawTensor
+from services.gateway.tinker.tensors import MAX_DIMENSIONS, NUMPY, Csr, Dtype, RawTensor
 from shared.operations.payload import Array, SampleResult, Sequence, TrainPayload, TrainResult
 
 __all__ = ["PROTOBUF", "AskedProto", "asked_proto", "sample_proto", "train_proto"]
@@ -28,7 +28,7 @@ EMPTY_LOGPROB = -99999.0
 """Of a top-k cell that holds no token."""
 
 _DATA_FIELD = 3
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _BYTES, _FIXED32, _GROUPS = 0, 1, 2, 5, (3, 4)
 _INT32, _UINT16 = np.dtype("<i4"), np.dtype("<u2")
 _PACKED: dict[int, tuple[Dtype, np.dtype[Any]]] = {
     wire.DTYPE_FLOAT32: ("float32", NUMPY["float32"]),
@@ -89,7 +89,8 @@ def sample_proto(result: SampleResult) -> bytes:
     if result.prompt_logprobs is not None:
         response.prompt_logprobs = result.prompt_logprobs.astype(NUMPY["float32"]).tobytes()
     if result.topk is not None:
-        width = max((len(top) for top in result.topk), default=0)
+        # A width of 0 would say that nothing was asked for.
+        width = max([1, *(len(top) for top in result.topk)])
         ids = np.zeros((len(result.topk), width), _INT32)
         logprobs = np.full((len(result.topk), width), EMPTY_LOGPROB, NUMPY["float32"])
         for position, top in enumerate(result.topk):
@@ -132,6 +133,8 @@ def _chunk(chunk: wire.Chunk, where: str) -> Array:
 def _tensor(tensor: wire.Tensor, where: str) -> RawTensor:
     if tensor.dtype not in _PACKED:
         raise invalid(f"{where}: dtype {tensor.dtype} is not allowed; int64, int32, float32 and bfloat16 are")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise invalid(f"{where}: a shape of {len(tensor.shape)} dimensions is not allowed; one or two dimensions are")
     dtype, packed = _PACKED[tensor.dtype]
     kind = tensor.WhichOneof("encoding")
     if kind is None:
@@ -174,20 +177,22 @@ def _within(body: bytes, max_data: int) -> bool:
     """Whether the data and their parts are no more than allowed. What is no protobuf is left to the parser."""
     most, found, parts = max_data * PARTS_PER_DATUM, 0, 0
     for number, start, end in _fields(body, 0, len(body)):
-        if number != _DATA_FIELD:
-            continue
-        found += 1
-        for _ in _fields(body, start, end):
+        if number == _DATA_FIELD:
+            found += 1
+            for _ in _fields(body, start, end):
+                parts += 1
+                if parts > most:
+                    return False
+        else:
             parts += 1
-            if parts > most:
-                return False
-        if found > max_data:
+        if found > max_data or parts > most:
             return False
     return True
 
 
 def _fields(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, begin and end of each field up to the first that cannot be read."""
+    """Number, begin and end of each field up to the first that no parser can read. Raises Refused for groups, which
+    parsers do read and no client sends: what stands behind one is counted too, or not taken at all."""
     while at < end:
         tag, at = _varint(body, at, end)
         kind, start = tag & 7, at
@@ -198,6 +203,8 @@ def _fields(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             _, at = _varint(body, at, end)
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
+        elif kind in _GROUPS:
+            raise invalid("the body is not the protobuf of a ForwardBackwardRequest: it holds a group")
         else:
             return
         if at > end:

@@ -12,10 +12,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from services.gateway.edge import EdgeRoute, Gateway, no_such_route
-from services.gateway.tinker import futures, models, operations, sampling, service, sessions, weights
+from services.gateway.tinker import completions, futures, models, operations, sampling, service, sessions, weights
 from services.gateway.tinker.body import plain
 from services.gateway.tinker.errors import tinker_answer
-from services.gateway.tinker.rest.unsupported import unsupported
 
 __all__ = ["tinker_route", "tinker_router"]
 
@@ -39,14 +38,14 @@ POSTED: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("/load_weights", weights.load_weights),
     ("/create_sampling_session", sampling.create_sampling_session),
     ("/asample", sampling.asample),
+    ("/join_sampling_session", completions.join_sampling_session),
     ("/retrieve_future", futures.retrieve_future),
+    ("/retrieve_futures", completions.retrieve_futures),
     ("/cancel_future", sampling.cancel_future),
 )
-NOT_OFFERED = (
-    ("/retrieve_futures", "retrieve_futures (client/config has it switched off; use retrieve_future)"),
-    ("/join_sampling_session", "join_sampling_session (client/config has it switched off)"),
-    ("/create_custom_loss", "create_custom_loss (clients compute custom losses by themselves)"),
-)
+
+MESSAGE_BYTES = 1 << 20
+"""Of JSON that is parsed in the event loop; data and prompts are read by their handlers."""
 
 
 def tinker_route(parts: Gateway) -> type[EdgeRoute]:
@@ -56,7 +55,7 @@ def tinker_route(parts: Gateway) -> type[EdgeRoute]:
 
         @classmethod
         def admit(cls, request: Request) -> Request:
-            return plain(request, parts.settings.gateway_max_json_bytes)
+            return plain(request, min(MESSAGE_BYTES, parts.settings.gateway_max_json_bytes))
 
     return TinkerRoute
 
@@ -70,7 +69,5 @@ def tinker_router(route: type[EdgeRoute]) -> APIRouter:
     router.add_api_route("/samplers/{sampler_id}", sampling.get_sampler, methods=get)
     router.add_api_route("/healthz", service.healthz, methods=get)
     router.add_api_route("/get_server_capabilities", service.server_capabilities, methods=get)
-    for path, what in NOT_OFFERED:
-        router.add_api_route(path, unsupported(what), methods=post)
     router.add_api_route("/{rest:anything}", no_such_route, methods=EVERY_METHOD)
     return router

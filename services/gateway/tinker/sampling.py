@@ -8,25 +8,27 @@ are told apart by the numbers that its clients give, from 0.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Annotated, Any
 
 from fastapi import Path
+from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.edge import Caller, Gateway, Here
+from services.gateway.identity import Identity
+from services.gateway.tinker.body import beside, few, message, whole
 from services.gateway.tinker.errors import invalid, unsupported
 from services.gateway.tinker.json_wire import prompt_tokens
 from services.gateway.tinker.messages import CreateSamplingSession, FutureRef, Sample, SamplingParams
 from services.gateway.tinker.models import named_base
-from services.gateway.tinker.operations import future
+from services.gateway.tinker.operations import encoded, future
 from services.gateway.tinker.rest.paths import checked_name, parse_path
 from services.gateway.tinker.sessions import said_by
 from services.gateway.tinker.tensors import token_ids
 from shared.catalog.operations import NewSampler, SubmitSample
 from shared.operations.content import keep
-from shared.operations.payload import Array, SamplePayload, digest, encode
+from shared.operations.payload import Array, SamplePayload
 
 __all__ = ["asample", "cancel_future", "create_sampling_session", "get_sampler"]
 
@@ -62,8 +64,16 @@ async def get_sampler(
     return {"sampler_id": sampler.sampler_id, "base_model": sampler.base} | known
 
 
-async def asample(body: Sample, gateway: Here, caller: Caller) -> dict[str, Any]:
+async def asample(request: Request, gateway: Here, caller: Caller) -> dict[str, Any]:
     """429 where the tenant has too many samples open."""
+    sent = await whole(request, gateway.settings.gateway_max_json_bytes)
+    async with few(gateway, len(sent)):
+        body = await beside(len(sent), lambda: message(sent, Sample))
+        return await _asample(body, len(sent), gateway, caller)
+
+
+async def _asample(body: Sample, size: int, gateway: Gateway, caller: Identity) -> dict[str, Any]:
+    """`size`: of what was sent, in bytes."""
     _check_offered(body)
     most = gateway.settings.gateway_max_choices
     if body.num_samples > most:
@@ -78,7 +88,7 @@ async def asample(body: Sample, gateway: Here, caller: Caller) -> dict[str, Any]
     else:
         base, path = _source(gateway, body.base_model, body.model_path)
         tenant = tenant or gateway.settings.gateway_local_tenant
-    data = await asyncio.to_thread(lambda: encode(_payload(body)))
+    data, name = await beside(size, lambda: encoded(_payload(body)))
     view = await gateway.operations.submit_sample(
         SubmitSample(
             tenant=tenant,
@@ -88,7 +98,7 @@ async def asample(body: Sample, gateway: Here, caller: Caller) -> dict[str, Any]
             path=path,
             # Without a session nobody counts, and a request sent again is another one.
             seq_id=secrets.randbits(62) if body.seq_id is None else body.seq_id,
-            digest=digest(data),
+            digest=name,
             payload=await keep(gateway.store, data),
         )
     )

@@ -5,7 +5,6 @@ Invariant: `client/config` answers whoever has a key; a flag is on only where wh
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.requests import Request
@@ -15,13 +14,13 @@ from services.gateway.identity import presented_key
 from services.gateway.openai.context import context_tokens
 from services.gateway.tinker.body import whole
 from services.gateway.tinker.messages import ClientConfig
-from services.gateway.tokens import key_in, looks_like_token, token_for
 
 __all__ = ["auth_token", "client_config", "dynamic_config", "healthz", "server_capabilities", "telemetry"]
 
 REFRESH_S = 300
 SAMPLES_AT_A_TIME = 256
-"""Of one client: each that waits holds a connection here and one to the catalog."""
+"""Of one client that asks for each by itself: each that waits holds a connection here and one to the catalog. Clients
+that ask for many at once go by the answer 429 alone."""
 CANCEL_BATCH = 64
 OWN_PREFIX = "tml-"
 """Clients send keys that begin so as they are; every other key they exchange for a token."""
@@ -36,10 +35,10 @@ async def client_config(body: ClientConfig, request: Request, gateway: Here, cal
         "proto_write_fwdbwd": True,
         "proto_compress_fwdbwd": True,
         "use_pyqwest_transport": False,
-        "sample_use_retrieve_futures": False,
+        "sample_use_retrieve_futures": True,
         "sample_max_concurrent_requests": SAMPLES_AT_A_TIME,
         "custom_loss_server_side": False,
-        "sample_join_sampling_session": False,
+        "sample_join_sampling_session": True,
     }
 
 
@@ -52,9 +51,8 @@ async def dynamic_config(body: ClientConfig, gateway: Here, caller: Caller) -> d
 
 
 async def auth_token(request: Request, gateway: Here, caller: Caller) -> dict[str, str]:
-    """A token may be exchanged for a newer one."""
-    key, now = presented_key(request), time.time()
-    return {"jwt": token_for(key_in(key, now) if looks_like_token(key) else key, now)}
+    """A token may be exchanged for another one, which ends when it does."""
+    return {"jwt": gateway.keys.token(presented_key(request), caller)}
 
 
 async def healthz(gateway: Here, caller: Caller) -> dict[str, str]:

@@ -15,12 +15,14 @@ from starlette.responses import Response
 
 from services.gateway.edge import Caller, Here
 from services.gateway.identity import Identity
-from services.gateway.tinker.errors import unsupported
+from services.gateway.tinker.errors import invalid, unsupported
 from services.gateway.tinker.messages import CreateSession, FinishSession, Heartbeat
 from services.gateway.tinker.rest.paths import checked_name
 from shared.catalog import operations as ops
 
 __all__ = ["begin_session", "finish_session", "said_by", "session_heartbeat", "texts"]
+
+MAX_METADATA_BYTES = 16 << 10
 
 
 def said_by(caller: Identity) -> ops.Caller:
@@ -28,11 +30,19 @@ def said_by(caller: Identity) -> ops.Caller:
 
 
 def texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
-    """Metadata as it is stored: texts; what is no text is its JSON."""
-    return {
-        key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-        for key, value in (metadata or {}).items()
-    }
+    """Metadata as it is stored: texts; what is no text is its JSON. Raises Refused (422) for more than is kept: it is
+    shown with each of its session or model, in lists too."""
+    try:
+        found = {
+            key: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            for key, value in (metadata or {}).items()
+        }
+        size = sum(len(text.encode()) for pair in found.items() for text in pair)
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise invalid(f"user_metadata cannot be kept: {error}") from error
+    if size > MAX_METADATA_BYTES:
+        raise invalid(f"user_metadata has {size} bytes; at most {MAX_METADATA_BYTES} are kept, so leave some out")
+    return found
 
 
 async def begin_session(body: CreateSession, gateway: Here, caller: Caller) -> dict[str, Any]:

@@ -17,12 +17,24 @@ from services.gateway.tinker.errors import invalid
 from shared.errors import Refused
 from shared.operations.payload import Array
 
-__all__ = ["NUMPY", "Budget", "Csr", "Dtype", "RawTensor", "dense", "integers", "numbers", "token_ids"]
+__all__ = [
+    "MAX_DIMENSIONS",
+    "NUMPY",
+    "Budget",
+    "Csr",
+    "Dtype",
+    "RawTensor",
+    "dense",
+    "integers",
+    "numbers",
+    "token_ids",
+]
 
 Dtype = Literal["int64", "float32"]
 NUMPY: dict[Dtype, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": np.dtype("<f4")}
 MAX_DIMENSIONS = 2
 TOKEN_END = 1 << 31
+_TYPES: dict[Dtype, set[type]] = {"int64": {int}, "float32": {int, float}}
 
 
 @dataclass(frozen=True)
@@ -91,12 +103,15 @@ def integers(values: Sequence[Any], where: str) -> Array:
 
 def numbers(values: Sequence[Any], dtype: Dtype, where: str) -> Array:
     """A flat JSON list of numbers. Raises Refused for anything else in it."""
+    # Types first: of one long text among many short ones numpy would make an array of long texts.
+    if not set(map(type, values)) <= _TYPES[dtype]:
+        raise invalid(f"{where}: a flat list of {'whole numbers' if dtype == 'int64' else 'numbers'} is needed")
     try:
         found = np.array(values) if len(values) else np.empty(0, NUMPY[dtype])
-    except (ValueError, OverflowError) as error:
-        raise invalid(f"{where}: a flat list of numbers is needed") from error
-    if found.ndim != 1 or (found.size and found.dtype.kind not in ("i" if dtype == "int64" else "if")):
-        raise invalid(f"{where}: a flat list of {'whole numbers' if dtype == 'int64' else 'numbers'} is needed")
+    except OverflowError as error:
+        raise invalid(f"{where}: a number is too large") from error
+    if found.size and found.dtype.kind not in ("i" if dtype == "int64" else "if"):
+        raise invalid(f"{where}: a number is too large; 64 bits are read")
     with np.errstate(over="ignore"):
         # What float32 cannot hold becomes infinite, and is refused as such.
         return found.astype(NUMPY[dtype], copy=False)
@@ -114,8 +129,10 @@ def _unfolded(raw: RawTensor, csr: Csr, shape: tuple[int, ...], where: str, budg
             f"{where}: {rows} rows and {count} values need {rows + 1} row pointers and {count} column indices; "
             f"{crow.size} and {columns.size} came"
         )
-    lengths = np.diff(crow)
-    if crow[0] != 0 or crow[-1] != count or (lengths < 0).any():
+    # Bounded before they are subtracted: differences of larger ones wrap around to lengths that look right.
+    within = ((crow >= 0) & (crow <= count)).all()
+    lengths = np.diff(crow) if within else crow
+    if not within or crow[0] != 0 or crow[-1] != count or (lengths < 0).any():
         raise invalid(f"{where}: row pointers must rise from 0 to the number of values, {count}")
     if count and (columns.min() < 0 or columns.max() >= width):
         raise invalid(f"{where}: column indices must be from 0 to {width - 1}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,20 @@ def test_another_dtype_is_refused_by_name(tmp_path: Path, dtype: str) -> None:
     cast = {name: torch.from_numpy(t).to(getattr(torch, dtype)) for name, t in tensors().items()}
     with pytest.raises(AdapterRefused, match="allowed: BF16, F16, F32"):
         read_foreign(foreign(tmp_path, cast), HOST)
+
+
+def test_a_small_file_whose_products_are_huge_is_refused_before_anything_is_multiplied(tmp_path: Path) -> None:
+    import torch
+
+    # 128 KB a tensor; each product would have 256 MB.
+    wide = {name: torch.ones((4, 8192) if "lora_A" in name else (8192, 4)) for name in tensors()}
+    tracemalloc.start()
+    try:
+        with pytest.raises(AdapterRefused, match="has shape"):
+            read_foreign(foreign(tmp_path, wide), HOST)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"r": 4', "[" * 100_000, "\xff"])

@@ -14,9 +14,12 @@ from starlette.requests import Request
 from services.catalog.routes_keys import key_routes
 from services.catalog.tables import KeyRow
 from services.gateway.identity import Keys
+from services.gateway.tokens import Tokens
 from shared.catalog.keys import KeysClient, NewKey, RevokeKey, key_digest, key_id_of, new_key
 from shared.errors import Refused
 from tests.catalog_kit import Lab
+
+TOKENS = Tokens("a secret of the stack")
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ async def test_keys_are_listed_newest_first_by_pages_and_tenant(book: KeysClient
 
 
 async def test_a_gateway_knows_the_catalogs_keys(book: KeysClient) -> None:
-    gateways, key = [Keys({}, "", book), Keys({}, "", book)], new_key("sk")
+    gateways, key = [Keys({}, "", book, tokens=TOKENS), Keys({}, "", book, tokens=TOKENS)], new_key("sk")
     made = await book.create(_new(key, kind="sk"))
     scope = {"type": "http", "headers": [(b"authorization", f"Bearer {key}".encode())], "client": ("203.0.113.5", 1)}
     for keys in gateways:
@@ -106,4 +109,4 @@ async def test_a_gateway_knows_the_catalogs_keys(book: KeysClient) -> None:
         assert (identity.tenant, identity.actor) == ("acme", f"key:{made.key_id}")
     await book.revoke(made.key_id, RevokeKey(actor="key:ann"))
     with pytest.raises(Refused, match="was revoked"):
-        await Keys({}, "", book).identify(Request(scope))
+        await Keys({}, "", book, tokens=TOKENS).identify(Request(scope))

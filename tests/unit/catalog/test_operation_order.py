@@ -31,6 +31,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, str]]:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=arrivals())
 def test_each_operation_is_done_once_in_order_whatever_happens(lab: Lab, events: list[tuple[int, str]]) -> None:
+    """SkyRL#2048: chunks arrive out of order. SkyRL#2035: what comes again is applied once."""
     ops = Ops(lab)
     model_id = ops.opened()
     ids: dict[int, str] = {}
@@ -85,6 +86,7 @@ def test_what_is_behind_a_gap_waits_then_fails_and_names_it(lab: Lab, numbers: s
 
 
 def test_the_same_again_is_the_same_operation_and_another_content_is_refused(lab: Lab) -> None:
+    """SkyRL#2035: a retried request is applied again."""
     ops = Ops(lab)
     model_id = ops.opened()
     first = ops.submit(model_id, 1)

@@ -49,7 +49,7 @@ class Api:
         lab.database.committed = self.waiters.committed
         around = (self.store, lab.bases, lab.rules, lab.clock, self.waiters)
         parts = Parts(lab.database, self.driver, validator, mover, *around)
-        app = FastAPI()
+        self.app = app = FastAPI()
         for routes in (work_routes, session_routes, operation_routes, path_routes, policy_routes):
             app.include_router(routes(parts))
         self.client = OperationsClient("http://catalog", transport=httpx.ASGITransport(app))

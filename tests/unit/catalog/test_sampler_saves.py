@@ -205,6 +205,7 @@ def test_an_expired_revision_goes_with_its_files_and_the_others_stay(lab: Lab, o
 
 
 def test_use_keeps_an_ephemeral_revision_and_the_end_of_its_session_ends_it(lab: Lab, ops: Ops) -> None:
+    """prime-rl#1857: a sweep deletes what is in use."""
     model_id = _trained(ops)
     view = ops.save(model_id, 3)
     Learner(ops).drain(model_id)

@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from services.catalog import operation_work, samples
+from services.catalog import ended_samples, operation_work, path_changes, samplers, samples
 from services.catalog.tables import LeaseRow
-from shared.catalog.operations import CommitOperation, Failure, OperationsLease, SampleTaken
+from shared.catalog.operations import (
+    AwaitSamples,
+    ChangePath,
+    CommitOperation,
+    CopyPath,
+    Failure,
+    OperationsLease,
+    SamplerJoined,
+    SamplesEnded,
+    SampleTaken,
+)
 from shared.errors import Refused
 from shared.operations.payload import StepResult, encode
 from tests.catalog_kit import TINY, Lab, sft
@@ -117,6 +127,30 @@ def test_a_sampler_is_of_a_revision_by_path_or_by_name(lab: Lab, ops: Ops) -> No
     assert ops.take_sample(direct.request_id).revision == f"{ops.model(model_id).policy}@1"
 
 
+def test_another_tenants_weights_are_sampled_with_while_they_are_published_or_copied(ops: Ops) -> None:
+    model_id = ops.opened()
+    ops.save(model_id, 1, "x")
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    path, theirs = f"tinker://{model_id}/sampler_weights/x", ops.opened("other")
+    copy = f"tinker://{theirs}/sampler_weights/x"
+
+    def publish(published: bool) -> None:
+        ops.write(path_changes.change, ChangePath(path=path, tenant="acme", published=published), ops.now())
+
+    publish(True)
+    session_id = ops.session("other")
+    borrowed = ops.new_sampler(session_id, 1, path=path).sampler_id
+    ops.write(path_changes.copy, CopyPath(tenant="other", source=path, target=copy), ops.now())
+    copied = ops.new_sampler(session_id, 2, path=copy).sampler_id
+    own = ops.new_sampler(ops.session(), 3, path=path).sampler_id
+    first = ops.submit_sample(borrowed, 0)
+    publish(False)
+    assert _code(ops.submit_sample, borrowed, 1) == ("not_found", 404)
+    assert ops.submit_sample(borrowed, 0) == first
+    assert [ops.submit_sample(sampler_id).state for sampler_id in (copied, own)] == ["queued", "queued"]
+
+
 def test_a_session_that_is_over_samples_no_more(ops: Ops) -> None:
     session_id = ops.session()
     sampler_id = ops.new_sampler(session_id, base=TINY).sampler_id
@@ -169,3 +203,72 @@ def test_a_dead_letter_fails_a_sample_that_nobody_works_on(ops: Ops) -> None:
     failure = ops.view(free.request_id).failure
     assert failure is not None
     assert "no worker has the base" in failure.message
+
+
+def _ended(ops: Ops, sampler: str, **asked: Any) -> SamplesEnded:
+    found: SamplesEnded = ops.lab.database.read_now(ended_samples.ended, sampler, AwaitSamples(**asked))
+    return found
+
+
+def _done(ops: Ops, sampler: str, number: int, **other: Any) -> str:
+    view = ops.submit_sample(sampler, number)
+    ops.commit(_outcome(view.request_id, ops.take_sample(view.request_id), **other))
+    return view.request_id
+
+
+def test_samples_that_ended_are_named_once_in_the_order_of_their_ends(ops: Ops) -> None:
+    sampler, other = _sampler(ops), _sampler(ops)
+    waiting = ops.submit_sample(sampler, 0)
+    assert _ended(ops, sampler) == SamplesEnded(cursor=0)
+    second = _done(ops, sampler, 1)
+    _done(ops, other, 0)
+    failed = _done(ops, sampler, 2, result=None, failure=Failure(message="no"))
+    found = _ended(ops, sampler)
+    assert [(item.request_id, item.failed) for item in found.items] == [(second, False), (failed, True)]
+    assert [item.size is not None for item in found.items] == [True, False]
+    ops.cancel(waiting.request_id)
+    behind = _ended(ops, sampler, after=found.cursor)
+    assert [item.request_id for item in behind.items] == [waiting.request_id]
+    assert _ended(ops, sampler, after=behind.cursor) == SamplesEnded(cursor=behind.cursor)
+
+
+def test_a_page_ends_where_the_next_one_begins(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_samples, "PAGE", 2)
+    sampler = _sampler(ops)
+    ids = [_done(ops, sampler, number) for number in range(5)]
+    found, cursor = [], 0
+    for _ in range(3):
+        page = _ended(ops, sampler, after=cursor)
+        found += [item.request_id for item in page.items]
+        cursor = page.cursor
+    assert found == ids
+
+
+def test_a_range_of_numbers_has_its_own_samples_and_passes_over_the_others(ops: Ops) -> None:
+    sampler = _sampler(ops)
+    _done(ops, sampler, 1)
+    mine = _done(ops, sampler, 11)
+    _done(ops, sampler, 2)
+    found = _ended(ops, sampler, first=10, last=19)
+    assert ([item.request_id for item in found.items], found.cursor) == ([mine], 3)
+    assert _ended(ops, sampler, first=20, last=29).items == ()
+
+
+def test_a_cursor_from_the_future_of_an_older_state_begins_again(ops: Ops) -> None:
+    sampler = _sampler(ops)
+    request_id = _done(ops, sampler, 1)
+    found = _ended(ops, sampler, after=40)
+    assert ([item.request_id for item in found.items], found.cursor) == ([request_id], 1)
+
+
+def test_clients_that_join_are_counted_and_strangers_are_not(ops: Ops) -> None:
+    sampler = _sampler(ops)
+
+    def join(tenant: str | None) -> int:
+        joined: SamplerJoined = ops.write(samplers.join, sampler, tenant, ops.now())
+        return joined.client
+
+    assert [join("acme"), join(None)] == [1, 2]
+    assert _code(join, "beta") == ("not_found", 404)
+    assert _code(_ended, ops, sampler, tenant="beta") == ("not_found", 404)
+    assert join("acme") == 3

@@ -100,6 +100,7 @@ async def test_only_what_no_row_names_and_is_old_is_swept(lab: Lab) -> None:
 
 
 async def test_blobs_of_a_model_are_swept_while_it_is_open_but_not_while_it_exports(lab: Lab) -> None:
+    """prime-rl#1857: a sweep deletes what is being made."""
     ops, store = Ops(lab, session_ttl_s=1e12, result_ttl_s=3600.0), MemoryStore()
     model_id = ops.opened()
     data = b"a large payload"

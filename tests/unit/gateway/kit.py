@@ -20,6 +20,7 @@ from services.gateway.edge import Gateway
 from services.gateway.identity import Keys
 from services.gateway.resolution import Resolver
 from services.gateway.routes import routers
+from services.gateway.tokens import Tokens
 from shared.adapters.manifest import Manifest
 from shared.bases import Base
 from shared.catalog import api
@@ -56,6 +57,7 @@ def byte_codec() -> TextCodec:
 
 
 CODEC = byte_codec()
+TOKENS = Tokens("a secret of the stack")
 END = CODEC.eos_ids[0]
 
 
@@ -265,6 +267,10 @@ class FakeCatalog:
         self._called("evaluations", (run_id, revision))
         return self.scores
 
+    async def evaluate(self, request: api.StartEvaluation) -> api.RunView:
+        self._called("evaluate", request)
+        return run_view("r-score", {"policy": request.reference.partition("@")[0]}, state="evaluating")
+
     async def register_data(self, tenant: str, file: FileRef) -> FileRef:
         self._called("register_data", (tenant, file))
         self.files.append((tenant, file))
@@ -413,7 +419,7 @@ class Kit:
         self.bases = {BASE: smollm()}
         self.gateway = Gateway(
             settings=self.settings,
-            keys=Keys(self.settings.gateway_keys, self.settings.gateway_local_key, self.book),
+            keys=Keys(self.settings.gateway_keys, self.settings.gateway_local_key, self.book, tokens=TOKENS),
             bases=self.bases,
             codecs={BASE: CODEC},
             catalog=self.catalog,

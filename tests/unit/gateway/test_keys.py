@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import time
 
 import pytest
 
-from services.gateway.tokens import TTL_S, key_in, token_for
+from services.gateway import edge
+from services.gateway.tokens import TTL_S, Tokens
 from shared.catalog.keys import could_be_key, key_digest, key_id_of, new_key
 from shared.errors import Refused
-from tests.unit.gateway.kit import BASE, Kit
+from tests.unit.gateway.kit import BASE, TOKENS, Kit
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
@@ -44,8 +47,11 @@ async def test_a_revoked_key_is_told_so_and_which_it_is(kit: Kit) -> None:
     assert key not in answer.text
 
 
-async def test_while_the_catalog_is_away_known_keys_work_marked_and_others_are_told_to_wait() -> None:
-    kit, known = Kit(), ""
+async def test_while_the_catalog_is_away_known_keys_work_marked_and_others_are_told_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(edge, "UNCHECKED_PAUSE_S", 0.0)
+    kit = Kit()
     known = kit.book.made("acme")
     async with kit.http(known) as http:
         fresh = await http.get("/v1/models")
@@ -63,6 +69,19 @@ async def test_while_the_catalog_is_away_known_keys_work_marked_and_others_are_t
     assert unknown.status_code == 503
     assert "cannot be checked" in unknown.json()["error"]["message"]
     assert int(unknown.headers["retry-after"]) >= 1
+
+
+async def test_a_key_that_cannot_be_checked_is_told_so_late(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that wait for results ask again at once."""
+    monkeypatch.setattr(edge, "UNCHECKED_PAUSE_S", 3600.0)
+    key = kit.book.made("acme")
+    kit.book.down = True
+    async with kit.http(key) as http:
+        asking = asyncio.create_task(http.get("/v1/models"))
+        done, _ = await asyncio.wait({asking}, timeout=0.3)
+        assert (kit.book.asked, done) == ([key_digest(key)], set())
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_key_is_shown_once_and_works_at_once_at_every_gateway(kit: Kit) -> None:
@@ -141,7 +160,7 @@ async def test_what_a_key_does_is_recorded_under_its_id(kit: Kit) -> None:
 
 async def test_a_token_is_its_key_and_ends_with_it(kit: Kit) -> None:
     key = kit.book.made("acme")
-    token = token_for(key, time.time())
+    token = TOKENS.issue(key_digest(key), time.time())
     async with kit.http("") as http:
         http.headers["x-api-key"] = token
         assert (await http.get("/mint/v1/policies/acme/adder")).status_code == 200
@@ -155,17 +174,17 @@ async def test_a_token_is_its_key_and_ends_with_it(kit: Kit) -> None:
     kit.book.revoked(key)
     async with last.http(token) as http:
         assert "was revoked" in (await http.get("/v1/models")).json()["error"]["message"]
-    local = token_for("tml-dev", time.time())
+    local = TOKENS.issue(key_digest("tml-dev"), time.time())
     async with kit.http(local) as here, kit.http(local, host="203.0.113.5") as far:
         assert (await here.get("/v1/models")).status_code == 200
         assert (await far.get("/v1/models")).status_code == 401
 
 
 def test_a_token_says_when_it_was_made_and_when_it_ends() -> None:
-    token = token_for("tml-dev", 1000.5)
-    assert key_in(token, 1000.0 + TTL_S - 0.1) == "tml-dev"
+    token = TOKENS.issue("a" * 64, 1000.5)
+    assert TOKENS.read(token, 1000.0 + TTL_S - 0.1).sha256 == "a" * 64
     with pytest.raises(Refused, match="is over") as over:
-        key_in(token, 1000.0 + TTL_S)
+        TOKENS.read(token, 1000.0 + TTL_S)
     assert (over.value.status, over.value.code) == (401, "invalid_token")
 
 
@@ -177,9 +196,30 @@ def test_a_token_says_when_it_was_made_and_when_it_ends() -> None:
     ],
 )  # fmt: skip
 def test_a_token_of_somebody_elses_is_refused(claims: str) -> None:
-    head, _, signature = token_for("tml-dev", 0).split(".")
+    head, _, signature = TOKENS.issue("a" * 64, 0).split(".")
     with pytest.raises(Refused, match="not made here"):
-        key_in(f"{head}.{claims}.{signature}", 1.0)
+        TOKENS.read(f"{head}.{claims}.{signature}", 1.0)
+
+
+def test_a_token_does_not_tell_its_key_and_is_not_made_without_the_secret() -> None:
+    key = new_key()
+    token = TOKENS.issue(key_digest(key), 0, "key:1234", "acme")
+    shown = b"".join(base64.urlsafe_b64decode(part + "==") for part in token.split("."))
+    assert key.encode() not in shown
+    assert b"acme" in shown
+    for other in (Tokens("another secret"), Tokens("")):
+        with pytest.raises(Refused, match="not made here"):
+            TOKENS.read(other.issue(key_digest(key), 0), 1.0)
+
+
+async def test_a_token_that_was_exchanged_for_another_ends_with_it(kit: Kit) -> None:
+    """Whoever found one has it for its hour, and no longer."""
+    key, now = kit.book.made("acme"), time.time()
+    first = TOKENS.issue(key_digest(key), now - TTL_S + 60)
+    async with kit.http(first) as http:
+        second = (await http.post("/api/v1/auth/token", json={})).json()["jwt"]
+    ends = [TOKENS.read(token, now).end for token in (first, second)]
+    assert ends[0] == ends[1]
 
 
 def test_no_two_keys_are_alike_and_each_has_256_bits() -> None:

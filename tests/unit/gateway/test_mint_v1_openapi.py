@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from services.gateway.mint_v1.evaluations import Asked
 from services.gateway.mint_v1.keys import KeyRequest
 from services.gateway.mint_v1.policies import AliasTarget, RollbackTo
 from services.gateway.mint_v1.runs import Cancel
@@ -54,7 +55,7 @@ def test_every_operation_has_a_name_of_its_own() -> None:
     assert {"submit_run", "list_runs", "create_key", "revoke_key", "roll_back", "put_data"} <= mint
 
 
-@pytest.mark.parametrize("model", [Submission, Cancel, AliasTarget, RollbackTo, KeyRequest])
+@pytest.mark.parametrize("model", [Submission, Cancel, AliasTarget, RollbackTo, KeyRequest, Asked])
 def test_the_examples_of_a_body_hold(model: type[BaseModel]) -> None:
     examples = DOCUMENT["components"]["schemas"][model.__name__]["examples"]
     assert examples
@@ -80,8 +81,8 @@ async def test_the_document_is_published_without_a_key(kit: Kit) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/mint/v1/evaluations", "GET"),
-        ("POST", "/mint/v1/evaluations", "GET"),
+        ("PUT", "/mint/v1/evaluations", "GET, POST"),
+        ("POST", "/mint/v1/policies", "GET"),
         ("DELETE", "/mint/v1/runs/r1", "GET"),
         ("HEAD", "/mint/v1/runs", "GET, POST"),
         ("OPTIONS", "/mint/v1/data", "GET, POST"),

@@ -108,6 +108,7 @@ class Catalog:
             return ops.OperationsTaken(status="idle")
         if model.worker is None:
             model.epoch, model.worker = model.epoch + 1, request.worker
+        bare = {"payload": ops.Content()} if request.holds == model.state_id else {}
         return ops.OperationsTaken(
             status="granted",
             epoch=model.epoch,
@@ -120,7 +121,7 @@ class Catalog:
             start=model.start,
             fresh_optimizer=model.start is None,
             state_id=model.state_id,
-            replay=tuple(model.replay),
+            replay=tuple(operation.model_copy(update=bare) for operation in model.replay),
             operations=tuple(model.waiting[: self.limit]),
         )
 
@@ -135,9 +136,9 @@ class Catalog:
     async def commit(self, request: ops.CommitOperation) -> ops.OperationView:
         _raise_next(self.before)
         model = self.models[request.policy]
+        if not self._held(request.policy, request.worker, request.epoch):
+            raise Refused(f"epoch {request.epoch} is over", "stale_epoch", status=409)
         if request.request_id not in model.views:
-            if not self._held(request.policy, request.worker, request.epoch):
-                raise Refused(f"epoch {request.epoch} is over", "stale_epoch", status=409)
             if model.waiting[0].request_id != request.request_id:
                 raise Refused(f"{request.request_id} is not next", "out_of_order", status=409)
             self._apply(model, request)

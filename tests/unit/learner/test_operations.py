@@ -94,6 +94,7 @@ async def test_a_learner_killed_before_any_commit_is_followed_by_one_that_gives_
 async def test_a_learner_killed_after_the_row_does_not_make_the_step_again(
     learner: Callable[..., Learner], catalog: Catalog, store: MemoryStore
 ) -> None:
+    """SkyRL#2035: a step whose answer was lost is made again."""
     model = catalog.model()
     await steps(catalog, model, range(2))
     catalog.after = [None, None, Killed()]
@@ -158,11 +159,14 @@ async def test_a_lost_lease_commits_nothing_and_whoever_has_it_goes_on(
     assert (await files_of(store, model.start)) == await uninterrupted(learner, store, range(1))
 
 
+@pytest.mark.parametrize("limit", [1, 32])
 async def test_policies_that_share_one_slot_have_the_bytes_that_they_have_alone(
-    learner: Callable[..., Learner], catalog: Catalog, store: MemoryStore
+    learner: Callable[..., Learner], catalog: Catalog, store: MemoryStore, limit: int
 ) -> None:
-    """Each is evicted with gradients open, again and again."""
+    """Each is evicted with gradients open, again and again; with one operation a grant also between a grant that saw
+    its slot hold the state and its turn. open-rl#80: one policy's step touches another."""
     process = learner(capacity=1)
+    catalog.limit = limit
     models = [catalog.model(f"acme/tinker-{name}") for name in "ab"]
     for model in models:
         await steps(catalog, model, range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -167,6 +167,26 @@ def test_stop_text_says_so_once_and_goes_on_saying_so(codec: TextCodec) -> None:
     text = StopText(codec, ("b",))
     assert [text.push(token) for token in codec.encode("a b c")] == [False, True, True]
     assert not StopText(codec, ()).push(5)
+
+
+def test_a_long_stop_string_is_looked_for_in_no_more_text_than_it_has(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = codec.encode("many different words " * 200)
+    stop, decode = codec.decode(words[-300:]), codec.decode
+    first = next(n for n in range(1, len(words) + 1) if stop in decode(words[:n], skip_special=False))
+    lengths: list[int] = []
+
+    def counted(ids: Sequence[int], skip_special: bool = True) -> str:
+        text = decode(ids, skip_special)
+        lengths.append(len(text))
+        return text
+
+    monkeypatch.setattr(codec, "decode", counted)
+    text = StopText(codec, (stop,))
+    found = [text.push(token) for token in words]
+    assert found.index(True) + 1 == first
+    assert max(lengths) < len(stop) + 60
 
 
 async def test_stop_tokens_stand_in_place_of_the_bases_own(codec: TextCodec) -> None:

@@ -56,7 +56,7 @@ def upgrade() -> None:
             'ix_operations_open', ['model_id', 'done_at', 'worked_at', 'seq_id', 'place'], unique=False
         )
         batch_op.create_index('ix_operations_state_kind', ['state', 'kind'], unique=False)
-        batch_op.create_index(batch_op.f('ix_operations_tenant'), ['tenant'], unique=False)
+        batch_op.create_index('ix_operations_tenant_kind_state', ['tenant', 'kind', 'state'], unique=False)
 
     op.create_table('paths',
     sa.Column('seq', sa.Integer(), autoincrement=True, nullable=False),

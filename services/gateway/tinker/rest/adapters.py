@@ -16,9 +16,11 @@ from typing import Annotated
 from mint_schemas.common import FileRef
 from mint_schemas.training import Lora
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 
 from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.identity import Identity
+from services.gateway.streaming import turn
 from services.gateway.tinker.rest.paths import checked_name
 from shared.adapters.host import host_of
 from shared.adapters.importing import Adopted, Foreign, adopt, read_foreign
@@ -59,20 +61,21 @@ class ImportedAdapter(BaseModel):
     size_bytes: int
 
 
-async def import_adapter(body: ImportAdapter, gateway: Here, caller: Caller) -> ImportedAdapter:
+async def import_adapter(body: ImportAdapter, request: Request, gateway: Here, caller: Caller) -> ImportedAdapter:
     """Answers once it is a revision that can be served and a training checkpoint that can be trained on."""
     owner = caller.scope(body.tenant) or gateway.settings.gateway_local_tenant
     name = checked_name(body.name, "name")
     if body.base not in gateway.bases:
         known = ", ".join(sorted(gateway.bases))
         raise Refused(f"there is no base model {body.base[:80]!r}; this server has {known}", "unknown_base", status=404)
-    with tempfile.TemporaryDirectory(prefix="mint-import-") as scratch:
-        await _fetch(gateway, owner, body, Path(scratch))
-        adopted = await asyncio.to_thread(_admitted, gateway, body.base, Path(scratch))
-    sha256 = adopted.manifest.adapter_sha256
-    digest = hashlib.sha256(canonical_json(["import", body.base, name, sha256])).hexdigest()
-    request = await put_adopted(gateway, caller, owner, name, adopted, digest)
-    path = await saved_path(gateway, owner, await gateway.operations.import_path(request))
+    async with turn(gateway.heavy, request):
+        with tempfile.TemporaryDirectory(prefix="mint-import-") as scratch:
+            await _fetch(gateway, owner, body, Path(scratch))
+            adopted = await asyncio.to_thread(_admitted, gateway, body.base, Path(scratch))
+        sha256 = adopted.manifest.adapter_sha256
+        digest = hashlib.sha256(canonical_json(["import", body.base, name, sha256])).hexdigest()
+        found = await put_adopted(gateway, caller, owner, name, adopted, digest)
+    path = await saved_path(gateway, owner, await gateway.operations.import_path(found))
     return ImportedAdapter(
         path=path.path,
         revision=path.revision,
@@ -89,7 +92,8 @@ async def put_adopted(
     """Store its files and return what to ask the catalog."""
     files = {}
     for file, data in adopted.files.items():
-        files[file] = await gateway.store.put(keys.blob(hashlib.sha256(data).hexdigest()), data)
+        sha256 = await asyncio.to_thread(hashlib.sha256, data)
+        files[file] = await gateway.store.put(keys.blob(sha256.hexdigest()), data)
     return ImportPath(
         tenant=owner,
         actor=caller.actor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Header
+from mint_schemas.common import FileRef
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -18,9 +19,13 @@ from services.gateway.tinker.errors import invalid, unsupported
 from services.gateway.tinker.rest.paths import TinkerPath, checked_name, checkpoint_path, parse_path
 from services.gateway.tinker.rest.runs import RunId
 from services.gateway.tinker.rest.views import CopiedWeights, WeightsInfo, weights_info_of
-from shared.catalog.operations import ChangePath, CopyPath, FinishSession, NewModel, NewSession, SessionView
+from shared.catalog.operations import ChangePath, CopyPath, FinishSession, NewModel, NewSession, PathView, SessionView
+from shared.errors import Refused
 
 __all__ = ["copy_weights", "delete_checkpoint", "publish", "set_ttl", "unpublish", "weights_info"]
+
+KEY = "idempotency_key"
+LATEST = 100
 
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
 
@@ -78,12 +83,14 @@ async def copy_weights(
     gateway: Here,
     caller: Caller,
     x_tinker_weights_access_token: Annotated[str | None, Header(max_length=10_000)] = None,
+    x_idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> CopiedWeights:
-    """The copy names the same files: nothing is duplicated, and each may expire without the other."""
+    """The copy names the same files: nothing is duplicated, and each may expire without the other. Asked for again,
+    into the same slot or under the same key, it is the same copy."""
     if body.weights_access_token is not None or x_tinker_weights_access_token is not None:
         raise unsupported("weights_access_token", "publish the checkpoint to let others read it")
     source = await gateway.operations.resolve_path(str(parse_path(body.source_path)), caller.tenant)
-    session, number = await _slot(gateway, caller, body)
+    session, number = await _slot(gateway, caller, body, x_idempotency_key)
     owner = session.tenant
     await gateway.operations.new_model(
         NewModel(
@@ -97,8 +104,8 @@ async def copy_weights(
         )
     )
     target = TinkerPath(f"{session.session_id}:train:{number}", source.kind, source.name)
-    copied = await gateway.operations.copy_path(
-        CopyPath(tenant=owner, actor=caller.actor, source=source.path, target=str(target))
+    copied = await _copied(
+        gateway, source, CopyPath(tenant=owner, actor=caller.actor, source=source.path, target=str(target))
     )
     if body.ttl_seconds is not None:
         await _change(gateway, Identity(owner, caller.actor), target, ttl_s=float(body.ttl_seconds))
@@ -108,23 +115,49 @@ async def copy_weights(
     return CopiedWeights(tinker_path=copied.path)
 
 
-async def _slot(gateway: Gateway, caller: Identity, body: CopyRequest) -> tuple[SessionView, int]:
+async def _copied(gateway: Gateway, source: PathView, request: CopyPath) -> PathView:
+    try:
+        return await gateway.operations.copy_path(request)
+    except Refused as error:
+        if error.code != "path_taken":
+            raise
+        there = await gateway.operations.resolve_path(request.target, request.tenant)
+        if (there.revision, _files(there)) != (source.revision, _files(source)):
+            raise
+        return there
+
+
+def _files(path: PathView) -> dict[str, FileRef]:
+    """What a path of training weights is; one of sampler weights is its revision."""
+    return {} if path.checkpoint is None or path.kind != "weights" else dict(path.checkpoint.files)
+
+
+async def _slot(gateway: Gateway, caller: Identity, body: CopyRequest, key: str | None) -> tuple[SessionView, int]:
     """The session of the copy, and its training run's number there."""
     if body.session_id is not None and body.model_seq_id is not None:
         session_id = checked_name(body.session_id, "session id")
         return await gateway.operations.session(session_id, caller.tenant), body.model_seq_id
     if body.session_id is not None or body.model_seq_id is not None:
         raise invalid("session_id and model_seq_id are given together, or neither")
-    project = body.destination_project_id
-    session = await gateway.operations.new_session(
-        NewSession(
-            tenant=caller.tenant or gateway.settings.gateway_local_tenant,
-            actor=caller.actor,
-            tags=("copy",),
-            user_metadata={} if project is None else {"destination_project_id": project},
-        )
+    owner = caller.tenant or gateway.settings.gateway_local_tenant
+    said = {"destination_project_id": body.destination_project_id, KEY: key}
+    metadata = {name: value for name, value in said.items() if value is not None}
+    session = await _begun(gateway, owner, key) or await gateway.operations.new_session(
+        NewSession(tenant=owner, actor=caller.actor, tags=("copy",), user_metadata=metadata)
     )
     return session, 0
+
+
+async def _begun(gateway: Gateway, tenant: str, key: str | None) -> SessionView | None:
+    """The session of the same copy, where its client lost the answer and asks again: among the latest ones."""
+    if key is None:
+        return None
+    latest = await gateway.operations.sessions(tenant, LATEST, 0)
+    for session in latest.items:
+        # One that is over has its copy, or could not be used.
+        if session.user_metadata.get(KEY) == key and (session.state == "open" or session.model_ids):
+            return session
+    return None
 
 
 async def _change(

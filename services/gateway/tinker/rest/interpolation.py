@@ -17,8 +17,10 @@ from typing import Annotated, Any, Literal
 
 from mint_schemas.training import Lora
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 
 from services.gateway.edge import Caller, Gateway, Here
+from services.gateway.streaming import turn
 from services.gateway.tinker.archive import put_peft
 from services.gateway.tinker.errors import invalid
 from services.gateway.tinker.rest.adapters import put_adopted
@@ -35,6 +37,8 @@ from shared.operations.payload import SavedResult
 __all__ = ["InterpolateRequest", "interpolate_checkpoints", "interpolation_json"]
 
 MAX_SOURCES = 32
+MAX_RANKS = 512
+"""Of the sources together: what is decomposed for each module is as wide, at its cube of work."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 PathText = Annotated[str, Field(max_length=1000)]
@@ -51,29 +55,32 @@ class InterpolateRequest(BaseModel):
     type: Literal["mint_interpolate_checkpoints"] = "mint_interpolate_checkpoints"
 
 
-async def interpolate_checkpoints(body: InterpolateRequest, gateway: Here, caller: Caller) -> Future:
+async def interpolate_checkpoints(body: InterpolateRequest, request: Request, gateway: Here, caller: Caller) -> Future:
     """ΔW = Σ cᵢ·ΔWᵢ at the sources' rank (`shared/adapters/interpolate.py` has the formula and the reasons).
 
     The sources have the same base, rank and target modules; alpha and rsLoRA are those of the first. They may be
-    training weights or sampler weights, the caller's own or published."""
+    training weights or sampler weights, the caller's own or published. Who has gone before it begins, and may be
+    asking again already, has nothing combined."""
     if len(body.coefficients) != len(body.source_paths):
         raise invalid(
             f"{len(body.coefficients)} coefficients for {len(body.source_paths)} source_paths; one each is needed"
         )
+    wanted = None if body.output_path is None else _wanted_name(body.output_path)
     paths = [str(parse_path(text)) for text in body.source_paths]
     views = await asyncio.gather(*(gateway.operations.resolve_path(path, caller.tenant) for path in paths))
     lora = _common(views)
     if views[0].base not in gateway.bases:
         raise Refused(f"{paths[0]} is on {views[0].base}, which this server is not configured for", "unknown_base")
-    made = await _combined(gateway, views, body.coefficients, lora)
     owner = caller.tenant or gateway.settings.gateway_local_tenant
-    name = _name(body, made)
+    async with turn(gateway.heavy, request):
+        made = await _combined(gateway, views, body.coefficients, lora)
+        name = wanted or f"interpolated-{hashlib.sha256(layout.canonical_json(made.identity)).hexdigest()[:12]}"
+        asked = hashlib.sha256(layout.canonical_json(["interpolate", name, *made.identity])).hexdigest()
+        found = await put_adopted(gateway, caller, owner, name, made.adopted, asked)
     note = json.dumps(
         {"source_paths": body.source_paths, "coefficients": body.coefficients, "relative_error": made.relative_error}
     )
-    asked = hashlib.sha256(layout.canonical_json(["interpolate", name, *made.identity])).hexdigest()
-    request = await put_adopted(gateway, caller, owner, name, made.adopted, asked)
-    operation = await gateway.operations.import_path(request.model_copy(update={"kind": "interpolate", "note": note}))
+    operation = await gateway.operations.import_path(found.model_copy(update={"kind": "interpolate", "note": note}))
     return Future(request_id=operation.request_id)
 
 
@@ -98,6 +105,11 @@ def _common(views: Sequence[PathView]) -> Lora:
         ):
             if ours != theirs:
                 raise invalid(f"{view.path} has {what} {theirs}, {first.path} has {ours}; they must be equal")
+    if len(views) * first.lora.rank > MAX_RANKS:
+        raise invalid(
+            f"source_paths: {len(views)} sources of rank {first.lora.rank} are too much at a time; their ranks may add "
+            f"up to {MAX_RANKS}, so combine some of them first"
+        )
     return first.lora
 
 
@@ -147,9 +159,7 @@ def _scaling(lora: Lora) -> float:
     return float(lora.alpha / (lora.rank**0.5 if lora.use_rslora else lora.rank))
 
 
-def _name(body: InterpolateRequest, made: _Made) -> str:
-    if body.output_path is None:
-        return f"interpolated-{hashlib.sha256(layout.canonical_json(made.identity)).hexdigest()[:12]}"
-    if "://" in body.output_path:
+def _wanted_name(text: str) -> str:
+    if "://" in text:
         raise invalid("output_path is the name of the new checkpoint, not a path; its training run is made for it")
-    return checked_name(body.output_path, "name")
+    return checked_name(text, "name")

@@ -12,9 +12,13 @@ from services.gateway.tinker import errors
 __all__ = ["UNSUPPORTED", "unsupported"]
 
 _EXTERNAL = "/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls"
+_KEYS = "set the key in the environment; `mint key revoke` ends one"
 _TENANTS = "a key's tenant has all of its sessions, runs and checkpoints"
 
 UNSUPPORTED = (
+    ("POST", "/create_custom_loss", "running a custom loss on the server", "clients compute custom losses themselves"),
+    ("GET", "/auth/apikey/me", "logging in with a stored key", _KEYS),
+    ("DELETE", "/auth/apikey/me", "logging out", _KEYS),
     ("GET", "/sessions/{session_id}/trace_export", "exporting a session's trace", "read the traces of its requests"),
     ("POST", "/sessions/search", "searching sessions", "GET /api/v1/sessions lists them"),
     ("PUT", "/sessions/{session_id}/project", "moving a session to a project", _TENANTS),
@@ -26,9 +30,7 @@ UNSUPPORTED = (
 """Method, path, what is not there, what to do instead."""
 
 
-def unsupported(
-    what: str, instead: str = "docs/tinker-compatibility.md lists what is"
-) -> Callable[[Request], Awaitable[Response]]:
+def unsupported(what: str, instead: str) -> Callable[[Request], Awaitable[Response]]:
     async def refuse(request: Request) -> Response:
         raise errors.unsupported(what, instead)
 

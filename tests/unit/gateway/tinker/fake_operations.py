@@ -49,6 +49,9 @@ class FakeOperations:
         self.waiting = 0
         self.waits = asyncio.Event()
         self.order: list[int] = []
+        self.joined: dict[str, int] = {}
+        self.asked: list[ops.AwaitSamples] = []
+        self._ended: dict[str, list[ops.OperationView]] = {}
         self._rows: dict[tuple[str, Any], tuple[str, ops.Submit | ops.SubmitSample | ops.NewModel]] = {}
         self._next: dict[str, int] = {}
         self._changed = asyncio.Event()
@@ -143,6 +146,8 @@ class FakeOperations:
         for (name, number), (request_id, request) in sorted(self._rows.items(), key=lambda row: str(row[0])):
             if isinstance(request, ops.SubmitSample) and self.views[request_id].state == "queued":
                 await self._done(request_id, request)
+                self._ended.setdefault(name, []).append(self.views[request_id])
+                self._tell()
             if number == "unload_model":
                 self._set(self.views[request_id], state="done", result=None)
             if number != "begin" or name not in self._next:
@@ -195,6 +200,32 @@ class FakeOperations:
         self._called()
         self._check(sampler_id, tenant)
         return self.samplers[sampler_id]
+
+    async def join_sampler(self, sampler_id: str, caller: ops.Caller) -> ops.SamplerJoined:
+        self._called()
+        self._check(sampler_id, caller.tenant)
+        self.joined[sampler_id] = self.joined.get(sampler_id, 0) + 1
+        return ops.SamplerJoined(client=self.joined[sampler_id])
+
+    async def ended_samples(self, sampler_id: str, request: ops.AwaitSamples) -> ops.SamplesEnded:
+        self._called()
+        self._check(sampler_id, request.tenant)
+        self.asked.append(request)
+        ended = self._ended.setdefault(sampler_id, [])
+        self.waiting += 1
+        self.waits.set()
+        try:
+            async with asyncio.timeout(request.wait_s):
+                while not (found := [v for v in ended[request.after :] if request.first <= v.seq_id <= request.last]):
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting -= 1
+        items = tuple(
+            ops.EndedSample(request_id=v.request_id, failed=v.state == "failed", size=_size(v)) for v in found
+        )
+        return ops.SamplesEnded(items=items, cursor=len(ended))
 
     async def submit_sample(self, request: ops.SubmitSample) -> ops.OperationView:
         self._called()
@@ -266,9 +297,12 @@ class FakeOperations:
 
     def _set(self, view: ops.OperationView, **update: Any) -> ops.OperationView:
         self.views[view.request_id] = view.model_copy(update=update)
+        self._tell()
+        return self.views[view.request_id]
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        return self.views[view.request_id]
 
     async def _done(self, request_id: str, request: Any) -> None:
         view = self.views[request_id]
@@ -284,6 +318,10 @@ class FakeOperations:
             self._set(view, state="done", result=answer)
         else:
             self._set(view, state="done", result=_content(answer))
+
+
+def _size(view: ops.OperationView) -> int | None:
+    return None if view.result is None else len(view.result.inline or b"")
 
 
 def _content(value: Any) -> ops.Content:

@@ -14,7 +14,7 @@ from mint_schemas.common import FileRef
 
 from services.gateway.tinker.futures import METADATA_BYTES
 from shared.catalog.operations import Content, Failure
-from shared.errors import Outage
+from shared.errors import Fatal, Outage
 from shared.operations.payload import AdamPayload, TrainResult, encode
 from shared.store.port import StoreUnavailable
 from tests.unit.gateway.kit import Client, Kit
@@ -125,6 +125,16 @@ async def test_a_catalog_that_is_away_makes_clients_wait(scene: Scene) -> None:
     assert result.json()["queue_state"] == "paused_capacity"
     scene.kit.operations.down = None
     assert (await scene.retrieve(answer)).json()["metrics"]
+
+
+@pytest.mark.parametrize("error", [Fatal("the catalog answered with what this build does not know"), KeyError("slip")])
+async def test_what_nobody_foresaw_is_a_failure_and_no_5xx(scene: Scene, error: Exception) -> None:
+    """Clients repeat a 5xx at once and for ever."""
+    answer = await posted(scene)
+    scene.kit.operations.down = error
+    found = await scene.retrieve(answer)
+    assert (found.status_code, found.json()["category"]) == (200, "server")
+    assert answer.json()["request_id"] in found.json()["error"]
 
 
 async def test_a_store_that_is_away_makes_clients_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from services.gateway.edge import LARGE_AT_A_TIME
+from services.gateway.tinker.body import LARGE_BYTES
+from services.gateway.tinker.routes import MESSAGE_BYTES
 from tests.unit.gateway.kit import Kit
 from tests.unit.gateway.tinker.kit import PROTOBUF, Scene, datum, proto, sampled, train
 
@@ -79,6 +83,29 @@ async def test_a_body_beyond_the_bound_is_refused() -> None:
         answer = await scene.post("forward_backward", train(scene.model_id, 1, [datum(list(range(2000)))]))
         assert answer.status_code == 413
         await scene.next_is_served(1)
+
+
+async def test_what_is_parsed_in_the_event_loop_is_small(scene: Scene) -> None:
+    padding = b" " * MESSAGE_BYTES
+    as_json = {"content-type": "application/json"}
+    ref = json.dumps({"model_id": scene.model_id}).encode()
+    assert (await scene.post("get_info", ref, as_json)).status_code == 200
+    assert (await scene.post("get_info", ref + padding, as_json)).status_code == 413
+    request = json.dumps(train(scene.model_id, 1, [datum([1, 2])])).encode()
+    assert (await scene.post("forward_backward", request + padding, as_json)).status_code == 200
+
+
+async def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(scene: Scene) -> None:
+    turns = scene.kit.gateway.large
+    for _ in range(LARGE_AT_A_TIME):
+        await turns.acquire()
+    request = json.dumps(train(scene.model_id, 1, [datum([1, 2])])).encode() + b" " * LARGE_BYTES
+    large = asyncio.create_task(scene.post("forward_backward", request, {"content-type": "application/json"}))
+    for _ in range(5):
+        assert (await scene.post("get_info", {"model_id": scene.model_id})).status_code == 200
+    assert scene.kit.operations.submits == []
+    turns.release()
+    assert (await large).status_code == 200
 
 
 async def test_numbers_beyond_the_bound_fail_as_the_users() -> None:

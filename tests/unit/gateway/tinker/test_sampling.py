@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from mint_schemas.training import Lora
 
+from services.gateway.tinker import sampling
 from services.gateway.tinker import wire_pb2 as wire
+from services.gateway.tinker.body import message
+from services.gateway.tinker.messages import Sample
 from shared.errors import Busy
 from tests.unit.gateway.kit import BASE
 from tests.unit.gateway.tinker.kit import TAKES_PROTOBUF, Scene
@@ -77,6 +81,20 @@ async def test_a_json_client_samples(scene: Scene) -> None:
     assert result.headers["mint-adapter-sha256"] == "a" * 64
 
 
+async def test_prompts_are_parsed_beside_the_event_loop(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def seen(body: bytes, kind: type[Sample]) -> Sample:
+        threads.append(threading.current_thread())
+        return message(body, kind)
+
+    monkeypatch.setattr(sampling, "message", seen)
+    long = ask(await sampler(scene)) | {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1] * 400_000}]}}
+    assert (await scene.post("asample", long)).status_code == 200
+    assert len((await asked(scene)).prompt) == 400_000
+    assert threading.current_thread() not in threads
+
+
 async def test_a_protobuf_client_samples(scene: Scene) -> None:
     answer = await scene.post("asample", ask(await sampler(scene), prompt_logprobs=True, topk_prompt_logprobs=2))
     result = await scene.retrieve(answer, TAKES_PROTOBUF)
@@ -96,6 +114,15 @@ async def test_a_protobuf_client_samples(scene: Scene) -> None:
         [-0.125, -2.0],
         [-0.125, -2.0],
     ]
+
+
+async def test_the_top_tokens_of_a_prompt_of_one_token_are_none_and_were_asked_for(scene: Scene) -> None:
+    one = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]}}
+    answer = await scene.post("asample", ask(await sampler(scene), topk_prompt_logprobs=2) | one)
+    assert (await scene.retrieve(answer)).json()["topk_prompt_logprobs"] == [None]
+    top = wire.SampleResponse.FromString((await scene.retrieve(answer, TAKES_PROTOBUF)).content).topk_prompt_logprobs
+    assert (top.length, top.k) == (1, 1)
+    assert np.frombuffer(top.logprobs, np.float32).tolist() == [-99999.0]
 
 
 async def test_what_was_not_asked_for_is_absent(scene: Scene) -> None:

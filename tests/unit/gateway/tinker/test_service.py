@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.tinker.routes import NOT_OFFERED
+from services.gateway.tinker.rest.unsupported import UNSUPPORTED
 from tests.unit.gateway.kit import BASE, Kit
 from tests.unit.gateway.tinker.kit import Scene
 
@@ -17,9 +17,9 @@ async def test_flags_promise_only_what_is_here(scene: Scene) -> None:
     flags = (await scene.post("client/config", {"sdk_version": "0.38.0"})).json()
     assert flags["use_pyqwest_transport"] is False
     assert flags["proto_compress_fwdbwd"] is True
-    assert not flags["sample_use_retrieve_futures"]
+    assert flags["sample_use_retrieve_futures"] is True
+    assert flags["sample_join_sampling_session"] is True
     assert not flags["custom_loss_server_side"]
-    assert not flags["sample_join_sampling_session"]
     dynamic = (await scene.post("client/dynamic_config", {"sdk_version": "0.38.0"})).json()
     assert dynamic["sample_cancel_enabled"] is True
 
@@ -37,6 +37,7 @@ async def test_a_token_stands_for_its_key(scene: Scene) -> None:
     jwt = (await scene.post("auth/token", {})).json()["jwt"]
     claims = json.loads(base64.urlsafe_b64decode(jwt.split(".")[1] + "=="))
     assert claims["exp"] > claims["iat"]
+    assert (claims["sub"][:4], claims["org_id"]) == ("key:", "acme")
     async with scene.kit.http("") as http:
         ours = {"x-api-key": jwt}
         info = await http.post("/api/v1/get_info", json={"model_id": scene.model_id}, headers=ours)
@@ -65,6 +66,19 @@ async def test_a_session_keeps_what_its_client_said(scene: Scene) -> None:
     view = scene.kit.operations.session_views[answer.json()["session_id"]]
     assert view.tenant == "acme"
     assert view.user_metadata == {"n": "1", "t": "x", "display_name": "mine"}
+
+
+@pytest.mark.parametrize("value", ["x" * 20_000, ["x" * 10_000, "y" * 10_000], "\ud800"])
+async def test_metadata_that_cannot_be_kept_is_refused(scene: Scene, value: Any) -> None:
+    """It is shown with each session and model, in lists too."""
+    wrong = json.dumps({"tags": [], "user_metadata": {"notes": value}}).encode()
+    as_json = {"content-type": "application/json"}
+    answer = await scene.post("create_session", wrong, as_json)
+    assert answer.status_code == 422
+    assert "user_metadata" in answer.json()["error"]
+    wrong = json.dumps(scene.model(5) | {"user_metadata": {"notes": value}}).encode()
+    assert (await scene.post("create_model", wrong, as_json)).status_code == 422
+    assert len(scene.kit.operations.session_views) == len(scene.kit.operations.model_views) == 1
 
 
 async def test_a_key_of_all_tenants_has_sessions_of_the_local_tenant(kit: Kit) -> None:
@@ -96,11 +110,11 @@ async def test_another_tenants_session_and_model_do_not_exist(scene: Scene) -> N
     assert scene.kit.operations.submits == []
 
 
-@pytest.mark.parametrize("path", [path for path, _ in NOT_OFFERED] + ["/nothing"])
-async def test_what_is_not_offered_says_so_by_name(scene: Scene, path: str) -> None:
-    answer = await scene.post(path.removeprefix("/"), {})
+@pytest.mark.parametrize(("method", "path", "what"), [row[:3] for row in UNSUPPORTED] + [("POST", "/nothing", "route")])
+async def test_what_is_not_offered_says_so_by_name(scene: Scene, method: str, path: str, what: str) -> None:
+    answer = await scene.http.request(method, f"/api/v1{path}", json={})
     assert answer.status_code in (400, 404)
-    assert path.strip("/").split("_", maxsplit=1)[0] in answer.json()["error"]
+    assert what in answer.json()["error"]
 
 
 async def test_a_project_is_refused_by_name(scene: Scene) -> None:

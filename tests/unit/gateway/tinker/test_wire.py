@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,14 @@ REFUSED = {
         "one target a position",
     ),
     "row pointers fall": (wrong(target_tokens=SPARSE | {"sparse_crow_indices": [0, 2, 1, 3]}), "row pointers"),
+    "row pointers whose differences wrap around": (
+        wrong(
+            target_tokens=SPARSE
+            | {"data": [], "shape": [4, 2], "sparse_col_indices": []}
+            | {"sparse_crow_indices": [0, 2**62, -(2**63), -(2**62), 0]}
+        ),
+        "row pointers",
+    ),
     "too few row pointers": (wrong(target_tokens=SPARSE | {"sparse_crow_indices": [0, 3]}), "row pointers"),
     "column outside": (wrong(target_tokens=SPARSE | {"sparse_col_indices": [1, 0, 2]}), "column indices"),
     "cell twice": (wrong(target_tokens=SPARSE | {"sparse_col_indices": [1, 0, 0]}), "given twice"),
@@ -205,6 +214,50 @@ def test_data_are_counted_before_they_are_parsed() -> None:
     message = proto(train("m", 1, [datum([1])] * 101)).SerializeToString()
     with pytest.raises(Refused, match="more than 100 data"):
         proto_wire.asked_proto(message + b"\xff\xff", False, 100)
+
+
+def test_one_long_text_among_many_takes_no_memory_of_its_size() -> None:
+    found = wrong(weights=tensor(["x" * 4000, *["a"] * 4000]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match="a flat list of numbers"):
+            by_json(found)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("before", [b"\xa3\x06\xa4\x06", b"\xa3\x06" * 2])
+def test_nothing_hides_behind_a_group(before: bytes) -> None:
+    """A group of an unknown number is no error to a parser."""
+    message = proto(train("m", 1, [datum([1])] * 101)).SerializeToString()
+    with pytest.raises(Refused, match="group"):
+        proto_wire.asked_proto(before + message, False, 100)
+    hidden = wire.Datum(model_input=[wire.Chunk()] * 6401).SerializeToString()
+    inside = before + hidden
+    with pytest.raises(Refused, match="group"):
+        proto_wire.asked_proto(b"\x1a" + _length(len(inside)) + inside, False, 100)
+
+
+def test_fields_beside_the_data_are_counted_too() -> None:
+    with pytest.raises(Refused, match="more than 100 data"):
+        proto_wire.asked_proto(b"\x30\x01" * 6401, False, 100)
+
+
+def test_a_shape_of_very_many_dimensions_is_refused_by_their_number() -> None:
+    message = proto(train("m", 1, [datum([1])]))
+    message.data[0].loss_fn_inputs["weights"].shape.extend([1] * 1000)
+    with pytest.raises(Refused, match="1001 dimensions"):
+        by_proto(message)
+
+
+def _length(size: int) -> bytes:
+    """As protobuf writes it."""
+    parts = []
+    while size > 0x7F:
+        parts.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([*parts, size])
 
 
 def test_one_datum_of_very_many_parts_is_too_much() -> None:

@@ -186,6 +186,8 @@ class FakeOperations:
         source = await self.resolve_path(request.source, request.tenant)
         model_id = request.target.removeprefix("tinker://").split("/")[0]
         self._own(self.model_views, model_id, request.tenant)
+        if request.target in self.path_views:
+            raise Refused(f"{request.target} exists already", "path_taken", [], 409)
         changes = {"path": request.target, "model_id": model_id, "tenant": request.tenant, "published": False}
         self.path_views[request.target] = source.model_copy(update=changes)
         return self.path_views[request.target]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
@@ -9,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from mint_schemas.training import Lora
 
+from services.gateway.edge import HEAVY_AT_A_TIME
 from services.gateway.tinker import archive
 from shared.adapters.layout import CONFIG_FILE, TENSOR_FILE
 from tests.unit.gateway.tinker_rest.kit import BASE, RUN, World, unpacked
@@ -85,6 +87,7 @@ async def test_a_link_that_was_changed_or_is_over_opens_nothing(world: World, mo
         link.replace("/a.tar.gz", "/b.tar.gz"),
         link.replace("/sampler_weights/", "/weights/"),
         link[: link.index("expires=")] + f"expires={later}&" + link[link.index("signature=") :],
+        link.replace("tenant=acme", "tenant="),
         link[:-1] + ("0" if link[-1] != "0" else "1"),
         link[: link.index("signature=")] + "signature=%C3%A4",
     ]
@@ -93,7 +96,7 @@ async def test_a_link_that_was_changed_or_is_over_opens_nothing(world: World, mo
         unsigned = await http.get(link.partition("?")[0])
         monkeypatch.setattr(archive.time, "time", lambda: float(later))
         over = await http.get(link)
-    assert [answer.status_code for answer in answers] == [403] * 5
+    assert [answer.status_code for answer in answers] == [403] * 6
     assert {answer.json()["code"] for answer in answers} == {"bad_link"}
     assert (over.status_code, over.json()["code"]) == (403, "link_expired")
     assert unsigned.status_code == 422
@@ -108,6 +111,31 @@ async def test_archives_are_for_the_owner_and_of_what_is_published(world: World)
     assert [private.status_code, nobody.status_code] == [404, 401]
     world.operations.path_views[path.path] = path.model_copy(update={"published": True})
     assert await _archive(world, await _link(world, "sampler_weights/a", "key-beta"))
+
+
+async def test_another_tenants_link_ends_with_what_was_published(world: World) -> None:
+    path = await world.sampler_path("a", published=True)
+    theirs, own = await _link(world, "sampler_weights/a", "key-beta"), await _link(world, "sampler_weights/a")
+    anyones = await _link(world, "sampler_weights/a", "tml-dev")
+    assert await _archive(world, theirs)
+    world.operations.path_views[path.path] = path.model_copy(update={"published": False})
+    async with world.http(key="") as http:
+        assert (await http.get(theirs)).status_code == 404
+    assert await _archive(world, own) == await _archive(world, anyones)
+
+
+async def test_archives_are_packed_a_few_at_a_time(world: World) -> None:
+    await world.sampler_path("a")
+    link = await _link(world, "sampler_weights/a")
+    for _ in range(HEAVY_AT_A_TIME):
+        await world.gateway.heavy.acquire()
+    one = asyncio.create_task(_archive(world, link))
+    # Another archive's link is answered meanwhile, and so is whoever reads.
+    assert await _link(world, "sampler_weights/a")
+    await asyncio.sleep(0)
+    assert not one.done()
+    world.gateway.heavy.release()
+    assert await one
 
 
 async def test_a_checkpoint_deleted_meanwhile_or_with_a_lost_file_is_no_half_archive(world: World) -> None:

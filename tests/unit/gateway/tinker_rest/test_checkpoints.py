@@ -138,6 +138,37 @@ async def test_a_copy_goes_into_the_slot_that_is_named(world: World) -> None:
     assert half.status_code == 422
 
 
+async def test_a_copy_asked_for_again_is_the_same_copy(world: World) -> None:
+    """Clients repeat what they got no answer to, under the same key."""
+    source = world.operations.add_path("best", "sampler_weights", revision="acme/p@1")
+    body = {"source_path": source.path, "destination_project_id": "archive"}
+    async with world.http() as http:
+        answers = [
+            await http.post("/api/v1/copy_weights", json=body, headers={"x-idempotency-key": key})
+            for key in ("one", "one", "another")
+        ]
+    paths = [answer.json()["tinker_path"] for answer in answers]
+    assert paths[0] == paths[1] != paths[2]
+    assert len(world.operations.session_views) == 2
+
+
+async def test_a_slot_that_has_the_copy_already_answers_it_and_another_checkpoint_does_not_take_it(
+    world: World,
+) -> None:
+    await world.training_path("x")
+    source, other = world.operations.path_views[f"tinker://{RUN}/weights/x"], await world.training_path("y", seed=4)
+    world.operations.add_session("s7")
+    body = {"source_path": source.path, "session_id": "s7", "model_seq_id": 3}
+    async with world.http() as http:
+        first, again = [await http.post("/api/v1/copy_weights", json=body) for _ in range(2)]
+        target = first.json()["tinker_path"]
+        taken = world.operations.path_views[target].model_copy(update={"checkpoint": other.checkpoint})
+        world.operations.path_views[target] = taken
+        refused = await http.post("/api/v1/copy_weights", json=body)
+    assert again.json() == first.json()
+    assert (refused.status_code, refused.json()["code"]) == (409, "path_taken")
+
+
 async def test_copies_read_what_the_caller_may_read_and_no_foreign_token(world: World) -> None:
     source = world.operations.add_path("x")
     async with world.http("key-beta") as http:

@@ -10,10 +10,11 @@ from mint_schemas.training import Lora
 from safetensors.numpy import load
 
 from services.gateway.tinker.extensions import reverse_kl_json
+from services.gateway.tinker.rest import interpolation
 from services.gateway.tinker.rest.interpolation import interpolation_json
 from shared.adapters.layout import TENSOR_FILE
 from shared.operations.payload import ReverseKlPayload, ReverseKlResult, SavedResult, decode
-from tests.unit.gateway.tinker_rest.kit import RUN, World
+from tests.unit.gateway.tinker_rest.kit import LORA, RUN, World
 
 KL = "/api/v1/mint/forward_backward_reverse_kl"
 MIX = "/api/v1/mint/checkpoints/interpolate"
@@ -227,6 +228,17 @@ async def test_sources_must_be_readable_and_of_one_shape(world: World) -> None:
     assert "rank" in unlike.json()["detail"]
     assert foreign.status_code == 404
     assert world.operations.imported == []
+
+
+async def test_sources_of_too_many_ranks_together_are_refused_before_they_are_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpolation, "MAX_RANKS", 2 * LORA.rank)
+    paths = [(await world.sampler_path(name)).path for name in ("a", "b", "c")]
+    assert (await _mix(world, source_paths=paths[:2], coefficients=[0.5, 0.5])).status_code == 200
+    answer = await _mix(world, source_paths=paths, coefficients=[0.5, 0.25, 0.25])
+    assert answer.status_code == 422
+    assert "combine some of them first" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
