@@ -71,8 +71,8 @@ def _takeable(
 
 
 def _taken(session: Session, model: ModelRow, rows: list[OperationRow], epoch: int, holds: str) -> OperationsTaken:
-    replay = order.in_state(session, model)
-    name = state_id(model.run_id, model.state_step, [row.request_id for row in replay])
+    name = state_id(model.run_id, model.state_step, order.names_in_state(session, model))
+    whole = holds != name
     return OperationsTaken(
         status="granted",
         epoch=epoch,
@@ -85,7 +85,7 @@ def _taken(session: Session, model: ModelRow, rows: list[OperationRow], epoch: i
         start=_start(session, model),
         fresh_optimizer=model.fresh_optimizer if model.state_step == 0 else False,
         state_id=name,
-        replay=tuple(_operation(row, whole=holds != name) for row in replay),
+        replay=tuple(_operation(row, whole) for row in order.in_state(session, model, whole)),
         operations=tuple(_operation(row) for row in rows),
     )
 

@@ -8,13 +8,22 @@ then everything behind it fails.
 from __future__ import annotations
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from services.catalog import outcomes
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 
-__all__ = ["ACCUMULATING", "fail_behind_gap", "in_state", "move_on", "open_count", "pending", "ready"]
+__all__ = [
+    "ACCUMULATING",
+    "fail_behind_gap",
+    "in_state",
+    "move_on",
+    "names_in_state",
+    "open_count",
+    "pending",
+    "ready",
+]
 
 ACCUMULATING = ("forward_backward", "reverse_kl")
 """What adds to the gradients of a model."""
@@ -49,10 +58,18 @@ def _behind_gap(row: OperationRow, expected: int) -> bool:
     return row.seq_id > expected or (row.place > 0 and row.seq_id >= expected)
 
 
-def in_state(session: Session, model: ModelRow) -> list[OperationRow]:
-    """Whose gradients belong to the state of the model, in order."""
-    query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.in_state.is_(True))
+def names_in_state(session: Session, model: ModelRow) -> list[str]:
+    """The ids of those whose gradients belong to the state of the model, in order."""
+    query = select(OperationRow.request_id).where(OperationRow.model_id == model.model_id)
+    query = query.where(OperationRow.in_state.is_(True))
     return list(session.scalars(query.order_by(OperationRow.seq_id, OperationRow.place)))
+
+
+def in_state(session: Session, model: ModelRow, whole: bool = True) -> list[OperationRow]:
+    """They themselves. `whole`: with their payloads; a client that steps seldom has many of them."""
+    query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.in_state.is_(True))
+    left_out = [defer(OperationRow.result), *([] if whole else [defer(OperationRow.payload)])]
+    return list(session.scalars(query.options(*left_out).order_by(OperationRow.seq_id, OperationRow.place)))
 
 
 def move_on(session: Session, model: ModelRow) -> None:

@@ -1,4 +1,5 @@
-"""Which training checkpoints stay: the last two of a run, its final one, and those of aliased revisions.
+"""Which training checkpoints stay: the last two of a run, its final one, and those of aliased revisions; of a model
+that is unloaded the latter alone.
 
 Of other revisions the adapter stays, for runs that continue it or measure their distance from it, without
 what only the next step of its own run could use; other steps are dropped whole. Invariant: the rows change
@@ -52,13 +53,22 @@ def thin(session: Session, run_id: str) -> list[str]:
 def _undecided(session: Session, run_id: str) -> list[CheckpointRow]:
     """Those that do not stay whole anyway and may hold more than stays, so that after many steps this is no longer a
     look at all of them."""
-    of_run = select(CheckpointRow.step).where(CheckpointRow.run_id == run_id)
-    whole = list(session.scalars(of_run.order_by(CheckpointRow.step.desc()).limit(KEPT_OF_A_RUN)))
-    whole += session.scalars(select(ModelRow.state_step).where(ModelRow.run_id == run_id))
     revision = select(RevisionRow.seq).where(RevisionRow.run_id == run_id, RevisionRow.step == CheckpointRow.step)
-    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, CheckpointRow.step.not_in(whole))
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id)
+    query = query.where(CheckpointRow.step.not_in(_whole(session, run_id)))
     query = query.where(or_(CheckpointRow.has_optimizer.is_(True), ~revision.exists()))
     return list(session.scalars(query.order_by(CheckpointRow.step.desc())))
+
+
+def _whole(session: Session, run_id: str) -> list[int]:
+    """Steps that stay as they are, whatever names them. Of a model that is unloaded none: nothing goes on from its
+    state, and what its client wanted to keep has a path."""
+    model = session.scalars(select(ModelRow).where(ModelRow.run_id == run_id)).one_or_none()
+    if model is not None and model.state == "unloaded":
+        return []
+    of_run = select(CheckpointRow.step).where(CheckpointRow.run_id == run_id)
+    last = list(session.scalars(of_run.order_by(CheckpointRow.step.desc()).limit(KEPT_OF_A_RUN)))
+    return last if model is None else [*last, model.state_step]
 
 
 def lasting(files: Mapping[str, T]) -> dict[str, T]:

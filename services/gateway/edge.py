@@ -155,7 +155,22 @@ def bounded(request: Request, bound: int) -> Request:
     return Request(request.scope, receive)
 
 
+class WrongMethod(Refused):
+    """`allow`: the methods that the path has."""
+
+    def __init__(self, method: str, path: str, allow: str) -> None:
+        super().__init__(f"{method} is not for {path}; {allow} is", code="method_not_allowed", status=405)
+        self.allow = allow
+
+
 async def no_such_route(request: Request) -> Response:
+    """405 with what is allowed where the path is there, else 404."""
+    path, allowed = request.scope["path"], set[str]()
+    for known in request.app.routes:
+        if isinstance(known, APIRoute) and known.endpoint is not no_such_route and known.path_regex.match(path):
+            allowed |= known.methods
+    if allowed:
+        raise WrongMethod(request.method, path, ", ".join(sorted(allowed)))
     raise Refused(f"there is no route {request.method} {request.url.path}", code="not_found", status=404)
 
 

@@ -20,7 +20,7 @@ from mint_schemas.training import Lora
 from pydantic import ValidationError
 
 from shared.adapters import layout
-from shared.adapters.admission import admit
+from shared.adapters.admission import admit, check_config
 from shared.adapters.host import Host
 from shared.adapters.layout import CONFIG_FILE, TENSOR_FILE, Array, TensorHeader
 from shared.adapters.manifest import Manifest, TensorSpec
@@ -53,14 +53,15 @@ class Adopted:
 
 
 def read_foreign(directory: Path, host: Host) -> Foreign:
-    """The adapter in `directory`, proved to fit `host`. Normalises the spelling of target modules in its config.
+    """The adapter in `directory`, proved to fit `host`. Its config is checked as it came, and then written as ours.
 
     Raises AdapterRefused naming the field, module or tensor, and what is allowed."""
     config = _config(directory / CONFIG_FILE)
     headers = _headers(directory / TENSOR_FILE)
     config["target_modules"] = _targets(config, headers)
-    _rewrite(directory / CONFIG_FILE, config)
+    _rewrite(directory / CONFIG_FILE, config, host)
     manifest = _described(directory, config, headers, host)
+    check_config(manifest, config)
     admit(manifest, directory, host)
     lora = Lora(
         rank=manifest.rank,
@@ -103,10 +104,12 @@ def _config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _rewrite(path: Path, config: dict[str, Any]) -> None:
+def _rewrite(path: Path, config: dict[str, Any], host: Host) -> None:
+    rank, alpha, rslora = config["r"], config["lora_alpha"], config.get("use_rslora", False)
     try:
-        path.write_bytes(layout.canonical_json(config))
-    except ValueError as error:
+        layout.canonical_json(config)
+        path.write_bytes(layout.config_bytes(host.base, rank, alpha, rslora, config["target_modules"]))
+    except (ValueError, OverflowError) as error:
         raise AdapterRefused(f"{CONFIG_FILE} holds what JSON has no word for: {error}") from error
 
 

@@ -7,6 +7,7 @@ code, words and near matches.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,7 +23,10 @@ from . import api
 __all__ = ["CatalogHttp", "quoted"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
+KEPT_S = 20.0
+"""How long a connection is kept that nobody uses."""
 _PREFIX = "/internal/v1"
 
 
@@ -38,7 +42,7 @@ class CatalogHttp:
         connections: int | None = 64,
     ) -> None:
         self._url, self._timeout_s = url, timeout_s
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=16, keepalive_expiry=20)
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=16, keepalive_expiry=KEPT_S)
         # A proxy of the environment is for the world outside, never for a service beside this one.
         self._http = httpx.AsyncClient(
             base_url=url, timeout=timeout_s, limits=limits, transport=transport, trust_env=False
@@ -76,22 +80,23 @@ class CatalogHttp:
                 timeout=timeout_s if timeout_s is not None else httpx.USE_CLIENT_DEFAULT,
             )
         except httpx.HTTPError as error:
-            raise Outage(f"the catalog at {self._url} does not answer: {type(error).__name__} {error}") from error
+            _log.warning("the catalog at %s: %r", self._url, error)  # its address is nothing for those who ask us
+            raise Outage(f"the catalog does not answer: {type(error).__name__} {error}") from error
         if response.is_error:
-            raise _refusal(self._url, response)
+            raise _refusal(response)
         try:
             return TypeAdapter(answer).validate_json(response.content)
         except ValidationError as error:
             raise Fatal(f"the catalog answered {method} {path} with what this build does not know: {error}") from error
 
 
-def _refusal(url: str, response: httpx.Response) -> Refused | Outage:
+def _refusal(response: httpx.Response) -> Refused | Outage:
     try:
         body = api.ErrorBody.model_validate(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         body = api.ErrorBody(code="unknown", message=response.text[:500] or response.reason_phrase)
     if response.status_code >= 500:
-        return Outage(f"the catalog at {url} answered {response.status_code}: {body.message}")
+        return Outage(f"the catalog answered {response.status_code}: {body.message}")
     return Refused(body.message, body.code, body.near, response.status_code)
 
 

@@ -62,7 +62,7 @@ def vllm_greedy(
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2", "VLLM_LOGGING_LEVEL": "WARNING"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("plain_vllm.py")), str(asked), str(found)],
+        [sys.executable, "-P", str(Path(__file__).with_name("plain_vllm.py")), str(asked), str(found)],
         env=os.environ | offline | cpu,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The script in docs/tinker.md does what it says, as it stands there, in the venv of either generation."""
+"""The script in docs/tinker.md does what it says, as it stands there, with each client."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 
 from cli.stack.bases import SMOLLM2_NAME
-from tests.e2e.recipe_kit import NEWER, OLDER, Client, working_directory
+from tests.e2e.tinker_clients.clients import CLIENTS, Client, Desk, write_tokenizer
 from tests.stacks import StackProcess
 from tests.tiny import TINY_NAME
 
 PAGE = Path(__file__).parents[2] / "docs" / "tinker.md"
+OLDER_TINKER = Client("mint022", "tinker", "TINKER")
 
 
-@pytest.mark.parametrize(("venv", "module"), [(NEWER, "tinker"), (OLDER, "tinker"), (OLDER, "mint")])
-def test_the_script_learns_saves_and_samples(
-    shared_stack: StackProcess, tmp_path: Path, venv: str, module: str
-) -> None:
+@pytest.mark.parametrize("client", [*CLIENTS, OLDER_TINKER], ids=lambda client: f"{client.name}-{client.sdk}")
+def test_the_script_learns_saves_and_samples(shared_stack: StackProcess, tmp_path: Path, client: Client) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert SMOLLM2_NAME in script
     path = tmp_path / "script.py"
-    path.write_text(script.replace(SMOLLM2_NAME, TINY_NAME).replace("import tinker", f"import {module} as tinker"))
-    client = Client(venv, shared_stack.url, working_directory(tmp_path / "home", TINY_NAME))
-    said = client.script(path)
+    path.write_text(script.replace(SMOLLM2_NAME, TINY_NAME).replace("import tinker", f"import {client.sdk} as tinker"))
+    write_tokenizer(tmp_path, TINY_NAME)
+    said = Desk(client, shared_stack, shared_stack.url, tmp_path).python(str(path))
     losses = [float(line) for line in re.findall(r"^\d+\.\d+(?:e-\d+)?$", said, re.MULTILINE)]
     assert len(losses) == 8, said
     assert losses[-1] < losses[0]

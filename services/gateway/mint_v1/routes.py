@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.routing import APIRoute
-from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.documented import EVERY_METHOD
 from services.gateway.edge import EdgeRoute, no_such_route
-from services.gateway.errors import Problem, mint_answer
 from services.gateway.mint_v1 import data, evaluations, keys, policies, revisions, runs
 from services.gateway.mint_v1.documented import TOO_LARGE, Responses, add, documented_router, said
 from services.gateway.mint_v1.progress import run_progress
@@ -73,7 +70,7 @@ def mint_router(route: type[EdgeRoute]) -> APIRouter:
     add(router, "POST", "/keys", keys.create_key, "Make a tenant's API key", **created)
     add(router, "DELETE", "/keys/{key_id}", keys.revoke_key, "Revoke an API key", responses=FORBIDDEN)
     add(router, "GET", "/status", show_status, "Base models, serving replicas, and whether the catalog answers")
-    router.add_api_route("/{rest:anything}", _no_such_route, methods=EVERY_METHOD, include_in_schema=False)
+    router.add_api_route("/{rest:anything}", no_such_route, methods=EVERY_METHOD, include_in_schema=False)
     return router
 
 
@@ -103,18 +100,3 @@ def _policies(router: APIRouter) -> None:
     add(router, "GET", f"{revision}/manifest", revisions.revision_manifest, "What a loader must know of a revision")
     packed: Any = {"responses": ARCHIVE, "response_class": Response}
     add(router, "GET", f"{revision}/archive", revisions.revision_archive, "A revision's adapter, packed", **packed)
-
-
-async def _no_such_route(request: Request) -> Response:
-    """405 with what is allowed where the path is one of the document's, else 404."""
-    path = request.scope["path"]
-    allowed: set[str] = set()
-    for known in request.app.routes:
-        if isinstance(known, APIRoute) and known.include_in_schema and known.path_regex.match(path):
-            allowed |= known.methods
-    if not allowed:
-        return await no_such_route(request)
-    methods = ", ".join(sorted(allowed))
-    answer = mint_answer(Problem(405, "method_not_allowed", f"{request.method} is not for {path}; {methods} is"))
-    answer.headers["allow"] = methods
-    return answer

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from services.gateway.documented import EVERY_METHOD
 from services.gateway.edge import EdgeRoute, Gateway, no_such_route
 from services.gateway.tinker import completions, futures, models, operations, sampling, service, sessions, weights
 from services.gateway.tinker.body import plain
@@ -18,7 +19,6 @@ from services.gateway.tinker.errors import tinker_answer
 
 __all__ = ["tinker_route", "tinker_router"]
 
-EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 POSTED: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("/client/config", service.client_config),
     ("/client/dynamic_config", service.dynamic_config),

@@ -69,17 +69,23 @@ class Desk:
 
     def run(self, script: str, *arguments: str, key: str = "tml-dev", **more: str) -> Any:
         """`more`: further environment of the script."""
+        return json.loads(self.python(str(SCRIPTS / f"{script}.py"), *arguments, key=key, **more).splitlines()[-1])
+
+    def python(self, *arguments: str, key: str = "tml-dev", timeout_s: float = TIMEOUT_S, **more: str) -> str:
+        """What the client's Python prints; fails the test with what it said last unless it ends well."""
         done = subprocess.run(
-            [client_python(self.client), SCRIPTS / f"{script}.py", *arguments],
+            [client_python(self.client), *arguments],
             cwd=self.work,
             env=self._environment(key) | self.environment | more,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
-        assert done.returncode == 0, f"{self.client.name} {script}: {done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-        return json.loads(done.stdout.splitlines()[-1])
+        said = f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, f"{self.client.name} {' '.join(arguments)}: {said}"
+        return done.stdout
 
     def _environment(self, key: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}

@@ -124,10 +124,11 @@ def test_copies_are_runs_of_their_own_with_the_same_weights(seen: Any, desk: Des
         assert seen["copied"] is None  # its client has no copies
         return
     copied = seen["copied"]
-    assert [path.partition("/weights/")[2] or path.partition("/sampler_weights/")[2] for path in copied["paths"]] == [
-        "kept",
-        "sampled",
+    assert [path.split("/")[3:] for path in copied["paths"]] == [
+        ["weights", "kept"],
+        ["sampler_weights", "sampled"],
+        ["weights", "kept"],
     ]
-    assert not any(seen["model_id"] in path for path in copied["paths"])
-    assert copied["ranks"] == [8, 8]
-    assert apart(seen["copied_forward"], seen["trained"]) <= TOLERANCE
+    assert len({path.split("/")[2] for path in (seen["state"], *copied["paths"])}) == 4
+    assert copied["ranks"] == [8, 8, 8]
+    assert all(apart(found, seen["trained"]) <= TOLERANCE for found in copied["forward"])

@@ -14,6 +14,8 @@ from tests.e2e.tinker_clients.clients import Desk
 from tests.e2e.tinker_clients.numbers import TOLERANCE, apart, behind_first, by_transformers, policy_of
 from tests.tiny import TINY_NAME
 
+EOS = 2
+
 
 @pytest.fixture(scope="module")
 def seen(desk: Desk) -> Any:
@@ -63,9 +65,20 @@ def test_a_seed_gives_the_same_sequences_and_each_its_own(seen: Any) -> None:
     assert [it["tokens"] for it in again] == tokens
     assert [it["tokens"] for it in two] != tokens
     for it in one + two:
-        assert len(it["logprobs"]) == len(it["tokens"]) <= 12
-        assert it["stop_reason"] == ("length" if len(it["tokens"]) == 12 else "stop")
+        assert len(it["logprobs"]) == len(it["tokens"]) == 12
+        assert it["stop_reason"] == "length"
         assert all(value <= 0 for value in it["logprobs"])
+
+
+def test_a_sequence_ends_by_itself_with_the_end_token(seen: Any) -> None:
+    ended = seen["seeds"]["ended"]
+    assert len(ended) == 4
+    for it in ended:
+        by_itself = it["tokens"][-1] == EOS
+        assert EOS not in it["tokens"][:-1]
+        assert it["stop_reason"] == ("stop" if by_itself else "length")
+        assert by_itself or len(it["tokens"]) == 12
+    assert any(it["stop_reason"] == "stop" for it in ended)
 
 
 def test_a_stop_id_ends_the_sequence_and_stands_in_it_once(seen: Any) -> None:
@@ -85,9 +98,9 @@ def test_a_stop_string_ends_the_sequence_with_the_token_that_completes_it(seen: 
 
 
 def test_no_stops_at_all_end_at_the_length(seen: Any) -> None:
-    never = seen["stops"]["never"]
-    assert len(never["tokens"]) == 8
-    assert never["stop_reason"] == "length"
+    whole = seen["stops"]["whole"]
+    assert len(whole["tokens"]) == 8
+    assert whole["stop_reason"] == "length"
 
 
 def test_what_cannot_be_sampled_is_the_callers_fault(seen: Any) -> None:
@@ -101,7 +114,8 @@ def test_what_cannot_be_sampled_is_the_callers_fault(seen: Any) -> None:
         assert refused is not None, f"{what} was accepted"
         assert refused["category"] == "user" or 400 <= (refused["status"] or 0) < 500, refused
         assert words in refused["message"], refused
-    assert seen["after"][0]["tokens"] == seen["stops"]["whole"]["tokens"]
+    (after,) = seen["after"]
+    assert after["tokens"] == seen["stops"]["whole"]["tokens"][: len(after["tokens"])]
 
 
 def test_the_saved_weights_answer_under_the_openai_api_as_a_revision_of_the_models_policy(
@@ -122,8 +136,9 @@ def test_the_saved_weights_answer_under_the_openai_api_as_a_revision_of_the_mode
         answer = http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
-    whole = seen["stops"]["whole"]
+    (drawn,) = seen["after"]
     assert answer.headers["mint-revision"] == revision["revision"]
     found = choice["logprobs"]["token_logprobs"]
-    assert apart([found], [whole["logprobs"][: len(found)]]) <= TOLERANCE
-    assert len(found) >= len(whole["tokens"]) - 1
+    # the API leaves the token out that ended the sequence
+    assert len(drawn["tokens"]) - len(found) in (0, 1)
+    assert apart([found], [drawn["logprobs"][: len(found)]]) <= TOLERANCE

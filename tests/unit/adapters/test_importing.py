@@ -291,6 +291,8 @@ def test_an_imported_adapter_loads_in_plain_peft_and_computes_what_it_did(tmp_pa
     ids = torch.arange(12)[None]
     wanted = theirs(input_ids=ids).logits
     theirs.save_pretrained(tmp_path / "theirs")
+    # What a gateway fetches is these two files; PEFT writes a README beside them.
+    (tmp_path / "theirs" / "README.md").unlink(missing_ok=True)
     host = replace(HOST, target_modules=frozenset({"q_proj", "down_proj"}), modules=base_modules(tmp_path / "base"))
     found = read_foreign(tmp_path / "theirs", host)
     served = tmp_path / "served"

@@ -217,6 +217,27 @@ def test_thinning_looks_no_more_at_what_it_thinned(lab: Lab, ops: Ops) -> None:
     assert [row.step for row in lab.rows(CheckpointRow)] == [4, 5]
 
 
+def test_an_unloaded_model_keeps_the_adapters_of_its_revisions_alone(lab: Lab, ops: Ops) -> None:
+    """Nothing goes on from its state, and models come and go by the thousand."""
+    model_id = ops.opened()
+    for number in range(1, 6):
+        ops.submit(model_id, number, "optim_step")
+    ops.save(model_id, 6, "kept")
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    ops.submit(model_id, 7, "optim_step")
+    Learner(ops).drain(model_id)
+    ops.submit(model_id, 0, "unload_model")
+    assert ops.model(model_id).state == "unloaded"
+    lab.database.write_now(retention.thin, ops.model(model_id).run_id)
+    (row,) = lab.rows(CheckpointRow)
+    assert row.step == 5
+    assert not {"optimizer.safetensors", "gradients.safetensors"} & row.files.keys()
+    path = ops.resolve(f"tinker://{model_id}/sampler_weights/kept")
+    assert path.checkpoint is not None
+    assert path.checkpoint.files.keys() == row.files.keys()
+
+
 def test_no_lease_of_a_sample_outlives_it(lab: Lab, ops: Ops) -> None:
     view = ops.submit_sample(ops.new_sampler(ops.session(), base=TINY).sampler_id)
     ops.take_sample(view.request_id)

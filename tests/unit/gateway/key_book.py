@@ -46,7 +46,7 @@ class FakeBook:
 
     def _answering(self) -> None:
         if self.down:
-            raise Outage("the catalog at http://catalog does not answer")
+            raise Outage("the catalog does not answer")
 
     async def create(self, request: NewKey) -> KeyView:
         self._answering()

@@ -263,6 +263,10 @@ class FakeCatalog:
             policy=policy, alias=request.alias, revision=request.to or f"{policy}@1", version=8, previous=None
         )
 
+    async def pin(self, policy: str, request: api.PinPolicy) -> api.PolicyView:
+        self._called("pin", (policy, request))
+        return await self.policy(policy)
+
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[api.EvaluationView]:
         self._called("evaluations", (run_id, revision))
         return self.scores

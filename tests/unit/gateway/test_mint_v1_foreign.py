@@ -20,7 +20,7 @@ FOREIGN = {
     "key_id": "0" * 16,
 }
 UNKNOWN = FOREIGN | {"run_id": "r2", "policy": "nobody", "evaluation_id": "r2:evaluation:last"}
-CHANGES = {"cancel", "move_alias", "rollback", "register_data"}
+CHANGES = {"pin", "cancel", "move_alias", "rollback", "register_data"}
 FILTERS = [
     ("get", "/mint/v1/runs?tenant=beta"),
     ("get", "/mint/v1/policies?tenant=beta"),
@@ -70,7 +70,9 @@ def test_the_table_is_whole() -> None:
 @pytest.mark.parametrize(("method", "path"), [found for found in _operations() if "{" in found[1]])
 async def test_a_foreign_id_is_404_in_the_words_for_an_unknown_one(method: str, path: str) -> None:
     kit = _kit()
-    body: dict[str, Any] = {"json": {"revision": "beta/secret@1"}} if path.endswith("/aliases/{alias}") else {}
+    bodies: dict[str, Any] = {"{alias}": {"revision": "beta/secret@1"}, "pin": {"pinned": True}}
+    last = path.rpartition("/")[2]
+    body: dict[str, Any] = {"json": bodies[last]} if last in bodies else {}
     async with kit.http("key-acme") as http:
         foreign = await http.request(method, path.format(**FOREIGN), **body)
         unknown = await http.request(method, path.format(**UNKNOWN), **body)

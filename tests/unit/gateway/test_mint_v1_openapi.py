@@ -87,6 +87,8 @@ async def test_the_document_is_published_without_a_key(kit: Kit) -> None:
         ("HEAD", "/mint/v1/runs", "GET, POST"),
         ("OPTIONS", "/mint/v1/data", "GET, POST"),
         ("TRACE", "/mint/v1/keys/x", "DELETE"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/models/a/b", "GET"),
     ],
 )
 async def test_a_method_that_is_not_there_is_405_with_those_that_are(

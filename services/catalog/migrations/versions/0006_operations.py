@@ -159,10 +159,10 @@ def upgrade() -> None:
     with op.batch_alter_table('samplers', schema=None) as batch_op:
         batch_op.create_index(batch_op.f('ix_samplers_revision'), ['revision'], unique=False)
 
-    with op.batch_alter_table('revisions', schema=None) as batch_op:
-        batch_op.add_column(sa.Column('ephemeral', sa.Boolean(), nullable=False, server_default=sa.false()))
-        batch_op.add_column(sa.Column('expires_at', sa.Float(precision=53), nullable=True))
-        batch_op.create_index(batch_op.f('ix_revisions_expires_at'), ['expires_at'], unique=False)
+    # Not as a batch, which would make the table anew and drop the old one, which aliases refer to.
+    op.add_column('revisions', sa.Column('ephemeral', sa.Boolean(), nullable=False, server_default='0'))
+    op.add_column('revisions', sa.Column('expires_at', sa.Float(precision=53), nullable=True))
+    op.create_index(op.f('ix_revisions_expires_at'), 'revisions', ['expires_at'], unique=False)
 
     _uses_of_revisions()
 
@@ -174,7 +174,7 @@ def _uses_of_revisions() -> None:
     rows = connection.execute(sa.text('SELECT revision, manifest FROM revisions')).all()
     for name, manifest in rows:
         content = json.loads(manifest) if isinstance(manifest, str | bytes) else manifest
-        keys = sorted({ref['key'] for ref in content['files'].values()})
+        keys = sorted({ref['key'] for ref in content.get('files', {}).values()})
         values = [{'key': key, 'holder': f'revision:{name}'} for key in keys]
         if values:
             connection.execute(uses.insert(), values)

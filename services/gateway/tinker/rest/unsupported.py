@@ -25,7 +25,7 @@ UNSUPPORTED = (
     ("GET", "/audit", "the audit log of an organisation", "GET /mint/v1/policies/{tenant}/{policy}/moves has aliases'"),
     ("GET", "/billing/usage/events", "billing", "nothing is billed here"),
     ("GET", "/billing/usage/checkpoints/current", "billing", "GET /api/v1/checkpoints has the sizes"),
-    ("GET", _EXTERNAL, "external weights", "GET …/archive has each checkpoint as a PEFT directory"),
+    ("GET", _EXTERNAL, "downloading external weights", "GET …/archive has each checkpoint as a PEFT directory"),
 )
 """Method, path, what is not there, what to do instead."""
 

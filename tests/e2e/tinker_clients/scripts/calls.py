@@ -25,13 +25,15 @@ ROW = desk.ROWS[3]
 @dataclass(frozen=True)
 class Ask:
     """`on` None: the scene's own object of the method's class. `check`: of the answer; whatever it raises is told.
-    `by_client`: the client itself may refuse this, without asking anyone."""
+    `by_client`: the client itself may refuse this, without asking anyone. `inside`: it is a coroutine that works on
+    the loop of the client's own thread only."""
 
     args: tuple[Any, ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
     on: Any = None
     check: Callable[[Any], object] = lambda answer: True
     by_client: bool = False
+    inside: bool = False
 
 
 def ask(*args: Any, on: Any = None, check: Callable[[Any], object] = lambda _: True, **more: Any) -> Ask:
@@ -230,6 +232,7 @@ CALLS: dict[str, Callable[[Scene], Ask]] = {
     "RestClient.delete_checkpoint_from_tinker_path": lambda s: ask(s.spare()),
     "RestClient.export_session_trace": lambda s: ask(s.session),
     "RestClient.get_audit_log": lambda s: NOTHING,
+    "RestClient.get_audit_log_async": lambda s: Ask(inside=True),
     "RestClient.get_billing_usage": lambda s: ask(hour(2), hour(1)),
     "RestClient.get_checkpoint_archive_url": lambda s: ask(
         *s.state.removeprefix("tinker://").split("/", 1), check=downloads

@@ -31,15 +31,15 @@ def unloaded(client):
     step(trainer)
     path = trainer.save_state("last").result().path
     sampler = made(trainer.save_weights_and_get_sampling_client())
-    behind = trainer.forward(data(), "cross_entropy")
+    before = forward(trainer)
     names = [unload(trainer), unload(trainer)]
     return {
         "model_id": trainer.model_id,
         "names": names,
-        "before": sum(map(sum, desk.logprobs(behind.result()))),
+        "before": before,
         "after": failure(lambda: trainer.forward(data(), "cross_entropy").result()),
         "run": rest(client).get_training_run(trainer.model_id).result().training_run_id,
-        "again": sum(map(sum, forward(made(client.create_training_client_from_state(path))))),
+        "again": forward(made(client.create_training_client_from_state(path))),
         "sampled": len(sampler.compute_logprobs(desk.prompt(desk.ROWS[0])).result()),
     }
 

@@ -23,7 +23,10 @@ from desk import sdk
 CLASSES = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
 PATIENCE_S = 100
 RETRIED = (408, 409, 429)
-VOLATILE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(:(train|sample):\d+)?|[0-9a-f]{32}")
+VOLATILE = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(:(train|sample):\d+)?|[0-9a-f]{32}|(?<=/tinker-)[0-9a-f]{12}"
+)
+"""Names that each run makes anew."""
 
 
 def classes() -> dict[str, type]:
@@ -71,6 +74,8 @@ def answer(scene: Scene, name: str, asked: Ask) -> Any:
     if isinstance(static, property):
         return getattr(on, method)
     bound = getattr(on, method)
+    if asked.inside:
+        return on.holder.run_coroutine_threadsafe(bound(*asked.args, **asked.more)).result()
     if inspect.iscoroutinefunction(inspect.unwrap(bound)) or method.endswith("_async"):
         return asyncio.run(awaited(bound, asked))
     found = bound(*asked.args, **asked.more)

@@ -154,13 +154,18 @@ def archive(api, path, place):
         return {"type": response.headers["content-type"], "place": os.path.abspath(place)}
 
 
-def copied(api, state, sampler):
-    """0.38 alone copies."""
+def copied(client, api, state, sampler):
+    """0.38 alone copies: into a run made for the copy, or into its own session."""
     if not desk.LATER:
         return None
-    paths = [api.copy_weights(path).result() for path in (state, sampler)]
+    paths = [api.copy_weights(path, "a-project").result() for path in (state, sampler)]
+    paths.append(client.copy_weights(state).result())
     infos = [api.get_weights_info_by_tinker_path(path).result() for path in paths]
-    return {"paths": paths, "ranks": [info.lora_rank for info in infos]}
+    return {
+        "paths": paths,
+        "ranks": [info.lora_rank for info in infos],
+        "forward": [forward(made(client.create_training_client_from_state(path))) for path in (paths[0], paths[2])],
+    }
 
 
 def main():
@@ -189,17 +194,10 @@ def main():
             "published": published(api, state, sampler),
             "archives": {path: archive(api, path, f"{n}.tar.gz") for n, path in enumerate((state, sampler))},
             "lifetimes": lifetimes(api, trainer),
-            "copied": copied(api, state, sampler),
-            "copied_forward": _copied_forward(client, api, state),
+            "copied": copied(client, api, state, sampler),
             "unknown_run": failure(lambda: api.get_training_run("nobody:train:0").result()),
         }
     )
-
-
-def _copied_forward(client, api, state):
-    if not desk.LATER:
-        return None
-    return forward(made(client.create_training_client_from_state(api.copy_weights(state).result())))
 
 
 main()

@@ -18,30 +18,31 @@ def drawn(sampler, params, count=1, **more):
 
 
 def seeds(sampler):
-    def with_seed(seed):
-        return drawn(sampler, types.SamplingParams(max_tokens=12, temperature=1.0, seed=seed), 4)
+    def with_seed(seed, stop):
+        return drawn(sampler, types.SamplingParams(max_tokens=12, temperature=1.0, seed=seed, stop=stop), 4)
 
-    return {"one": with_seed(1), "one_again": with_seed(1), "two": with_seed(2)}
+    whole = {"one": with_seed(1, []), "one_again": with_seed(1, []), "two": with_seed(2, [])}
+    return {**whole, "ended": with_seed(3, None)}
 
 
 def stops(sampler, tokenizer):
-    """At the third greedy token: by its id, and by the text of the first three."""
-    (whole,) = drawn(sampler, GREEDY)
-    text = tokenizer.decode(whole["tokens"][2:3])
+    """At a token of the greedy sequence behind its first that is text of its own: by its id, and by that text."""
 
     def stopped(stop):
         return drawn(sampler, types.SamplingParams(max_tokens=8, temperature=0.0, stop=stop))[0]
 
-    by_text = stopped([text])
+    whole = stopped([])
+    said = [tokenizer.decode([token]) for token in whole["tokens"]]
+    at = next(n for n, text in enumerate(said) if n and text.strip().isascii() and text.strip())
+    by_text = stopped([said[at]])
     return {
         "whole": whole,
-        "stop": whole["tokens"][2],
-        "by_id": stopped([whole["tokens"][2]]),
-        "text": text,
+        "stop": whole["tokens"][at],
+        "by_id": stopped([whole["tokens"][at]]),
+        "text": said[at],
         "by_text": by_text,
         "said": tokenizer.decode(by_text["tokens"]),
         "said_before": tokenizer.decode(by_text["tokens"][:-1]),
-        "never": stopped([]),
     }
 
 
