@@ -19,6 +19,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
+from cli.report.chart import BLOCKS
 from loadtests.learning import curves, one_policy, overlap, policies, swaps
 from loadtests.learning.stack import stack
 
@@ -77,6 +78,8 @@ def keep(folder: Path, part: str, figures: Figures) -> None:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, list) and len(value) > 3:
+        return "".join(BLOCKS[min(8, int(8 * item / (max(value) or 1)))] for item in value)
     if isinstance(value, list):
         return " → ".join(_cell(item) for item in value)
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

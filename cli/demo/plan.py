@@ -19,7 +19,7 @@ class Plan:
     token: str = SMOLLM2_TOKEN
     sft_steps: int = 8
     grpo_steps: int = 12
-    prompts: int = 12
+    prompts: int = 16
     group_size: int = 8
     items: int = 256
     max_tokens: int = 4
@@ -59,7 +59,7 @@ def grpo_request(plan: Plan) -> TrainRequested:
             group_size=plan.group_size,
             max_tokens=plan.max_tokens,
             temperature=1.0,
-            optimizer=Optimizer(learning_rate=5e-4),
+            optimizer=Optimizer(learning_rate=3e-4, warmup_steps=2, schedule="cosine", final_ratio=0.1),
         ),
         evaluation=_evaluation(plan, Gate(at_least=plan.sft_score, no_worse_than="parent")),
         seed=plan.seed + 1,

@@ -112,8 +112,9 @@ class StopWhen(Strict):
 class TrainRequested(Strict):
     """Ask for a better policy. Publishing the same (ce-source, ce-id) twice is one run.
 
-    `eval_every`: the revision of every so many steps is scored too. `promote`: the last revision, or the
-    one of the best score (the later one of two that are equal)."""
+    `seed`: two runs of the same request and seed draw the same (rows, prompts, samples, a fresh adapter); without
+    one every run draws for itself. `eval_every`: the revision of every so many steps is scored too. `promote`: the
+    last revision, or the one of the best score (the later one of two that are equal)."""
 
     policy: PolicyName
     base: Annotated[str, Field(min_length=1, max_length=200)]
@@ -122,7 +123,7 @@ class TrainRequested(Strict):
     parent: ReferenceText | None = None
     evaluation: Evaluation | None = None
     promote_to: AliasName | None = "live"
-    seed: Seed = 0
+    seed: Seed | None = None
     eval_every: Annotated[int, Field(ge=1)] | None = None
     promote: Literal["last", "best"] = "last"
     stop_when: StopWhen | None = None

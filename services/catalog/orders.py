@@ -129,7 +129,9 @@ def parent_at(session: Session, run: RunRow, step: int) -> str | None:
 
 
 def _seed(run: RunRow, purpose: str) -> int:
-    return derive_seed(run.run_id, int(run.request.get("seed", 0)), purpose) % 2**31
+    """The request's seed alone, where it names one, so that the same request can be run again."""
+    seed = run.request.get("seed")
+    return derive_seed(run.run_id if seed is None else "request", seed or 0, purpose) % 2**31
 
 
 def _start(session: Session, run: RunRow, step: int) -> tuple[CheckpointRef | None, bool]:

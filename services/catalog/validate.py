@@ -124,7 +124,7 @@ async def _read_method(request: TrainRequested, read: Read, data: _Data) -> None
     match method:
         case Grpo():
             task = await load_task(method.task, read, data.rewards)
-            await asyncio.to_thread(task.step_items, request.seed, 1, 1)
+            await asyncio.to_thread(task.step_items, request.seed or 0, 1, 1)
             data.found["train_items"] = len(task.train_items)
         case Dpo():
             data.found["pairs"] = len(await load_pairs(method.data, read))

@@ -9,6 +9,7 @@ replica may be asked instead.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -26,6 +27,7 @@ from shared.telemetry import current_traceparent
 __all__ = ["LOOK_EVERY_S", "EngineLost", "Exchange", "ReplicaLost"]
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 3.0
 """How often a wait for a silent replica checks that it still announces itself."""
@@ -107,7 +109,8 @@ class Exchange:
                 "POST", url, params={"base": base}, content=content, headers=headers, timeout=_TIMEOUT
             )
         except httpx.InvalidURL as error:
-            raise self._lost(f"announces {url!r}, which is no address: {error}") from error
+            logger.warning("replica %s announces %r: %s", self._replica.replica, url, error)
+            raise self._lost("announces what is no address") from error
         return await self._from(self._http.send(prepared, stream=True))
 
     def _refusal(self, response: httpx.Response, body: bytes) -> Refused | Retryable:
@@ -162,7 +165,8 @@ class Exchange:
                 self._look_later(bound)
                 return await waiting
         except httpx.HTTPError as error:
-            raise self._lost(f"at {self._replica.url} was lost: {error!r}") from error
+            logger.warning("replica %s at %s: %r", self._replica.replica, self._replica.url, error)
+            raise self._lost(f"was lost ({type(error).__name__}); ask again") from error
         except TimeoutError as error:
             raise self._lost("stopped announcing itself; ask again") from error
         finally:

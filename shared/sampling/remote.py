@@ -217,9 +217,10 @@ class RemoteSampler:
                 answer = await self._http.get(url, timeout=None)
             report: dict[str, Any] = {**answer.raise_for_status().json()}
         except TimeoutError:
-            return {"replica": replica.replica, "error": f"no answer from {url} within {REPORT_WAIT_S:.0f} s"}
+            return {"replica": replica.replica, "error": f"no answer within {REPORT_WAIT_S:.0f} s"}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
-            return {"replica": replica.replica, "error": f"no report from {url}: {error!r}"}
+            logger.warning("replica %s: no report from %s: %r", replica.replica, url, error)
+            return {"replica": replica.replica, "error": f"no report ({type(error).__name__})"}
         return report
 
 

@@ -135,16 +135,19 @@ class TextCodec:
 
 
 class Detokenizer:
-    """Token ids in, text out, as they come: what is emitted, joined, is `decode` of all ids.
+    """Token ids in, text out, as they come: what is emitted, joined, is what they add to `decode` of all ids.
 
-    Text is held back while it ends inside a character, though never for more than a few ids: no character has
-    more. `flush` gives what is left at the end. Invariant: each push decodes a bounded number of ids."""
+    `after` are the ids before them, of which nothing is emitted: some decoders drop the space that begins a text, and
+    what goes on after others begins none. Text is held back while it ends inside a character, though never for more
+    than a few ids: no character has more. `flush` gives what is left at the end. Invariant: each push decodes a bounded
+    number of ids."""
 
-    def __init__(self, codec: TextCodec, skip_special: bool = True) -> None:
+    def __init__(self, codec: TextCodec, skip_special: bool = True, after: Sequence[int] = ()) -> None:
         self._codec, self._skip_special = codec, skip_special
         self._ids: list[int] = []
         self._read = 0  # ids before this are emitted; they stay as context, since decoders join neighbours
         self._told = 0  # characters of the text of all ids that are emitted
+        self._keep(list(after[-_TAIL:]))
 
     def push(self, ids: Sequence[int]) -> str:
         """The new text, perhaps empty."""

@@ -49,11 +49,12 @@ class Piece:
 
 
 class ChoiceText:
-    """`offset` is the length of an echoed prompt. `generated` counts every token, the stop token too."""
+    """What follows `prompt`; `offset` is the length of an echo of it. `generated` counts every token, the stop
+    token too."""
 
-    def __init__(self, codec: TextCodec, stops: Sequence[str], offset: int = 0) -> None:
+    def __init__(self, codec: TextCodec, stops: Sequence[str], prompt: Sequence[int] = (), offset: int = 0) -> None:
         self._eos = frozenset(codec.eos_ids)
-        self._detokenizer = Detokenizer(codec)
+        self._detokenizer = Detokenizer(codec, after=prompt)
         self._stops = StopStrings(stops)
         self._seen = self._sent = offset
         self._waiting: deque[Token] = deque()

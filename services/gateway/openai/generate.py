@@ -90,7 +90,7 @@ class Generation:
 
     async def open(self) -> None:
         """Returns once the first stream is served. Raises Refused, Retryable, and Fatal for a failed proof."""
-        self._texts = [ChoiceText(self._codec, self.ask.stops) for _ in range(self.ask.choices)]
+        self._texts = [self._text(choice) for choice in range(self.ask.choices)]
         if self.ask.tools is not None:
             self._calls = [_calls(self.ask.tools) for _ in range(self.ask.choices)]
         self._tasks = [asyncio.create_task(self._run(choice)) for choice in range(self.ask.choices)]
@@ -185,9 +185,12 @@ class Generation:
             made = asyncio.to_thread(prompt_piece, self._codec, self.ask.prompts[number], first, logprobs)
             self._echoes[number] = asyncio.create_task(made)
         piece = await asyncio.shield(self._echoes[number])
-        self._texts[choice] = ChoiceText(self._codec, self.ask.stops, offset=len(piece.text))
+        self._texts[choice] = self._text(choice, len(piece.text))
         await self._queue.put((choice, piece))
         return self._texts[choice]
+
+    def _text(self, choice: int, offset: int = 0) -> ChoiceText:
+        return ChoiceText(self._codec, self.ask.stops, self.ask.prompts[choice // self.ask.n], offset)
 
 
 def _calls(tools: ToolUse) -> ToolText | ForcedCall:

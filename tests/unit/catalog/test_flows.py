@@ -70,6 +70,19 @@ def test_updates_continue_the_committed_checkpoint(lab: Lab) -> None:
     assert one.seed == two.seed
 
 
+@pytest.mark.parametrize(("first", "second", "same"), [(7, 7, True), (7, 8, False), (0, 0, True), (None, None, False)])
+def test_a_named_seed_makes_a_request_repeatable(lab: Lab, first: int | None, second: int | None, same: bool) -> None:
+    seeds = []
+    for policy, seed in (("acme/one", first), ("acme/two", second)):
+        run_id = lab.request(grpo(policy, steps=1, **({} if seed is None else {"seed": seed})))
+        lab.finish(run_id)
+        bodies = [lab.body(f"{run_id}:{kind}:1") for kind in ("rollout", "update")]
+        seeds.append([body.seed for body in bodies if isinstance(body, RolloutRequested | UpdateRequested)])
+    assert [len(found) for found in seeds] == [2, 2]
+    assert (seeds[0] == seeds[1]) is same
+    assert seeds[0][0] != seeds[0][1]
+
+
 def test_a_fresh_policy_starts_without_a_checkpoint(lab: Lab) -> None:
     body = lab.body(f"{lab.request(sft())}:update:1")
     assert isinstance(body, UpdateRequested)

@@ -55,6 +55,29 @@ def test_special_tokens_are_text_only_when_asked_for(codec: TextCodec) -> None:
     assert Detokenizer(codec, skip_special=False).push(ids) == "hi<|im_end|>"
 
 
+class Metaspace:
+    """A decoder like Llama 2's: a mark is a space, and a text begins with none."""
+
+    words = ("▁Say", ":", "▁hi", "▁you", "!")
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        return "".join(self.words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+
+def test_what_follows_a_prompt_keeps_its_leading_space() -> None:
+    alone = Detokenizer(Metaspace())  # type: ignore[arg-type]
+    assert [alone.push([i]) for i in (2, 3, 4)] == ["hi", " you", "!"]
+    after = Detokenizer(Metaspace(), after=[0, 1])  # type: ignore[arg-type]
+    assert [after.push([i]) for i in (2, 3, 4)] == [" hi", " you", "!"]
+
+
+def test_a_long_prompt_changes_nothing_where_tokens_are_bytes(codec: TextCodec) -> None:
+    prompt, ids = codec.encode("words " * 50 + "😀")[:-1], codec.encode(" żółć, then more")
+    detokenizer = Detokenizer(codec, after=prompt)
+    assert "".join(detokenizer.push([i]) for i in ids) + detokenizer.flush() == codec.decode(ids)
+    assert Detokenizer(codec, after=prompt).flush() == ""
+
+
 class Counting:
     """A codec that counts what it is asked to decode."""
 
