@@ -112,7 +112,7 @@ def _row(found: Sequence[tuple[Load, Load, Load]]) -> dict[str, Any]:
         "quiet_gap_p95_ms": _p95_ms([load.gaps for load in quiet]),
         "burst_gap_p95_ms": _p95_ms([load.gaps for load in during]),
         **_ratio("gap_ratio", [load.gaps for load in during], [load.gaps for load in quiet]),
-        "longest_gap_ms": max(gap for load in during for gap in load.gaps) * 1000.0,
+        "longest_gap_ms": max((gap for load in during for gap in load.gaps), default=0.0) * 1000.0,
         "burst_s": median([burst.seconds for burst in bursts]),
         "cold_ttft_p50_ms": percentile(cold, 0.5) * 1000.0 if cold else None,
         "cold_ttft_max_ms": max(cold) * 1000.0 if cold else None,
@@ -122,12 +122,17 @@ def _row(found: Sequence[tuple[Load, Load, Load]]) -> dict[str, Any]:
     }
 
 
-def _p95_ms(rounds: Sequence[Sequence[float]]) -> float:
-    return median([percentile(values, 0.95) for values in rounds]) * 1000.0
+def _p95_ms(rounds: Sequence[Sequence[float]]) -> float | None:
+    """Of the rounds that have any: a burst without loads may be over before a warm request began and ended in it."""
+    found = [percentile(values, 0.95) for values in rounds if values]
+    return median(found) * 1000.0 if found else None
 
 
 def _ratio(name: str, during: Sequence[Sequence[float]], quiet: Sequence[Sequence[float]]) -> dict[str, Any]:
-    ratios = [percentile(a, 0.95) / percentile(b, 0.95) for a, b in zip(during, quiet, strict=True)]
+    pairs = [(a, b) for a, b in zip(during, quiet, strict=True) if a and b]
+    if not pairs:
+        return {name: None, f"{name}_range": None}
+    ratios = [percentile(a, 0.95) / percentile(b, 0.95) for a, b in pairs]
     return {name: median(ratios), f"{name}_range": [min(ratios), max(ratios)]}
 
 

@@ -1,7 +1,7 @@
 """What the gateway and the stack behind it cost: the same requests to ours and to bare vLLM, in turns.
 
-All serve the same 8 adapters of rank 8 under the same names and with the same engine settings; whichever
-side waits is stopped or idle. Our engine replaces vLLM's LoRA operators on CPU, which makes it faster than
+All serve the same 8 adapters of rank 8 under the same names and with the same engine settings; whoever
+waits is stopped. Our engine replaces vLLM's LoRA operators on CPU, which makes it faster than
 `vllm` as it comes; against `vllm, our operators`, whose engine computes exactly what ours does, what is left
 is the cost of our gateway and of the services behind it. The fake engine shows that cost alone, in CPU time
 per part.
@@ -64,11 +64,15 @@ class Sides:
 
     @contextmanager
     def turn(self, side: str) -> Iterator[str]:
-        """The side's URL. The peers whose turn it is not are stopped; ours, idle, costs next to nothing."""
+        """The side's URL. Those whose turn it is not are stopped: an idle stack takes a fifth of a core."""
         with ExitStack() as stack:
             for name, peer in self.peers.items():
                 if name != side:
                     stack.enter_context(peer.paused())
+            if side == OURS:
+                self.ours.answering()
+            else:
+                stack.enter_context(self.ours.paused())
             yield self.ours.url if side == OURS else self.peers[side].url
 
     def each(self, traffic: str, rounds: int, measure: Callable[[str, Prompts], Load]) -> Loads:
@@ -142,11 +146,11 @@ def closed(url: str, prompts: Prompts, number: int, callers: int, max_tokens: in
 
 
 def _idle(run: Run, sides: Sides) -> None:
-    """What each server takes while it only waits. In a turn the other peers are stopped; ours always runs."""
+    """What each server takes while it only waits."""
     watched = {OURS: [each for found in sides.ours.processes().values() for each in found]}
     watched |= {name: peer.processes() for name, peer in sides.peers.items()}
     before, began = {side: cpu_seconds(found) for side, found in watched.items()}, time.perf_counter()
-    time.sleep(run.pick(5, 2))
+    time.sleep(run.pick(30, 2))
     seconds = time.perf_counter() - began
     cores = {side: (cpu_seconds(found) - before[side]) / seconds for side, found in watched.items()}
     run.keep("overhead.idle", [{"server": side, "cores_while_idle": used} for side, used in cores.items()], None)

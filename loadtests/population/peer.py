@@ -21,7 +21,7 @@ import httpx
 import psutil
 
 from cli.stack import bases
-from loadtests.population.rig import BASE, say
+from loadtests.population.rig import BASE, say, send, stopped
 from shared.bases import DENSE_TARGETS
 from shared.engine.environment import vllm_environment
 from shared.engine.settings import EngineSettings
@@ -44,12 +44,8 @@ class Peer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stopped while the context is open."""
-        stopped = self.processes()
-        _signal(stopped, signal.SIGSTOP)
-        try:
+        with stopped(self.processes()):
             yield
-        finally:
-            _signal(stopped, signal.SIGCONT)
 
 
 @contextmanager
@@ -139,12 +135,4 @@ def _end(child: subprocess.Popen[bytes], peer: Peer) -> None:
         child.kill()
         child.wait()
     _, alive = psutil.wait_procs([process for process in running if process.pid != child.pid], timeout=5.0)
-    _signal(alive, signal.SIGKILL)
-
-
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
+    send(alive, signal.SIGKILL)

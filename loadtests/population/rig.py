@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from unittest.mock import patch
 
 import psutil
 
+from cli.errors import CliError
 from cli.stack import bases, launch, supervisor
 from cli.terminal import TerminalReporter
 from loadtests.learning.stack import Stack
@@ -26,6 +29,7 @@ from shared.engine.settings import EngineSettings
 
 BASE = bases.SMOLLM2_NAME
 PATIENCE_S = 30.0
+BACK_S = 60.0
 MAX_RANK = 8
 
 Rows = list[dict[str, Any]]
@@ -90,6 +94,25 @@ class Rig(Stack):
         parts = {name: self.process(name) for name in self._file().processes}
         return {name: [process, *process.children(recursive=True)] for name, process in parts.items()}
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The whole stack stopped while the context is open; `answering` says when it is back."""
+        with stopped([process for found in self.processes().values() for process in found]):
+            yield
+
+    def answering(self) -> None:
+        """Returns once a request to the base model is answered. Raises RuntimeError after `BACK_S`."""
+        deadline = time.monotonic() + BACK_S
+        body = {"model": BASE, "prompt": "one", "max_tokens": 1}
+        while time.monotonic() < deadline:
+            try:
+                self._gateway.post("/v1/completions", body)
+            except CliError:
+                time.sleep(0.2)
+                continue
+            return
+        raise RuntimeError(f"the stack in {self.folder} does not answer {BACK_S:.0f} s after it was stopped")
+
     def _up(self, folder: Path) -> None:
         options = supervisor.Options(engine=self.engine, free_ports=True)
         # The parts inherit our environment, and what is set for the replica must not outlive its start.
@@ -110,6 +133,25 @@ def rig(folder: Path, engine: str = "vllm", **settings: Any) -> Iterator[Rig]:
         supervisor.down(folder, TerminalReporter(), now=True)
         for data in ("s3", "serving"):
             shutil.rmtree(folder / data, ignore_errors=True)
+
+
+@contextmanager
+def stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    """By SIGSTOP, while the context is open."""
+    send(processes, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(processes, signal.SIGCONT)
+
+
+def send(processes: list[psutil.Process], number: signal.Signals) -> None:
+    """To those that still run."""
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:

@@ -28,7 +28,7 @@ class ServingSettings(CommonSettings):
     serving_max_context: Annotated[int, Field(ge=1, description="tokens of prompt and completion")] = 2048
     serving_threads: Annotated[int, Field(ge=1)] = 2
     serving_memory_bytes: Annotated[int, Field(ge=1, description="adapter files in the engine's memory")] = 4 * 2**30
-    serving_eviction: EvictionName = "lru"
+    serving_eviction: Annotated[EvictionName, Field(description="what leaves the memory first")] = "frequency"
     serving_queue_depth: Annotated[int, Field(ge=1, description="cold loads queued and under way")] = 64
     serving_fetches: Annotated[int, Field(ge=1, description="cold loads fetched to disk at once")] = 4
     serving_activations: Annotated[int, Field(ge=1, description="cold loads brought into the engine at once")] = 1

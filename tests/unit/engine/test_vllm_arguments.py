@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from shared.adapters.host import host_of
 from shared.bases import Base
@@ -132,28 +131,6 @@ def test_what_filters_leave_of_the_others_is_left_out(vllm: Any) -> None:
     chunk = vllm.translate.chunk_of(0, output, (1,), SamplingSettings(max_tokens=1, logprobs=2))
     assert chunk.top_logprobs == ({7: 0.0},)
     assert chunk.logprobs == (0.0,)
-
-
-def test_rows_without_lora_are_left_alone_by_the_grouped_operators(vllm: Any) -> None:
-    """vllm#48421: index −1, used as a row, is the last slot. Ragged ranks, rows out of order, two slices."""
-    torch.manual_seed(0)
-    wrapper = vllm.punica.__new__(vllm.punica)
-    vllm.grouped.install(SimpleNamespace(punica_wrapper_mapping={"model": wrapper}))
-    indices, ranks = torch.tensor([-1, 2, 0, -1, 2, 0, 0, -1]), {0: 2, 1: 4, 2: 3}
-    wrapper.groups = [(slot, rows, ranks[slot]) for slot, rows in vllm.grouped.group_by_slot(indices)]
-    x, before = torch.randn(8, 6), torch.randn(8, 7)
-    a_stacks = tuple(torch.randn(3, 1, 4, 6) for _ in range(2))
-    b_stacks = tuple(torch.randn(3, 1, width, 4) for width in (5, 2))
-    y = before.clone()
-    wrapper.add_lora_linear(y, x, a_stacks, b_stacks, 0.5, (5, 2))
-    for row, slot in enumerate(indices.tolist()):
-        wanted = before[row].clone()
-        if slot >= 0:
-            for a, b, at in zip(a_stacks, b_stacks, (slice(0, 5), slice(5, 7)), strict=True):
-                rank = ranks[slot]
-                wanted[at] += 0.5 * (b[slot, 0, :, :rank] @ (a[slot, 0, :rank] @ x[row]))
-        assert torch.allclose(y[row], wanted, atol=1e-5)
-    assert torch.equal(y[indices == -1], before[indices == -1])
 
 
 def test_other_operators_are_not_replaced(vllm: Any) -> None:
