@@ -1,7 +1,7 @@
 """What the gateway and the stack behind it cost: the same requests to ours and to bare vLLM, in turns.
 
 All serve the same 8 adapters of rank 8 under the same names and with the same engine settings; whoever
-waits is stopped. Our engine replaces vLLM's LoRA operators on CPU, which makes it faster than
+waits is stopped. Our engine replaces vLLM's LoRA operators on CPU, which makes it differ from
 `vllm` as it comes; against `vllm, our operators`, whose engine computes exactly what ours does, what is left
 is the cost of our gateway and of the services behind it. The fake engine shows that cost alone, in CPU time
 per part.
@@ -64,7 +64,7 @@ class Sides:
 
     @contextmanager
     def turn(self, side: str) -> Iterator[str]:
-        """The side's URL. Those whose turn it is not are stopped: an idle stack takes a fifth of a core."""
+        """The side's URL. Those whose turn it is not are stopped, since an idle stack takes time too."""
         with ExitStack() as stack:
             for name, peer in self.peers.items():
                 if name != side:

@@ -220,7 +220,8 @@ class RemoteSampler:
             return {"replica": replica.replica, "error": f"no answer within {REPORT_WAIT_S:.0f} s"}
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
             logger.warning("replica %s: no report from %s: %r", replica.replica, url, error)
-            return {"replica": replica.replica, "error": f"no report ({type(error).__name__})"}
+            status = f"status {error.response.status_code}" if isinstance(error, httpx.HTTPStatusError) else None
+            return {"replica": replica.replica, "error": f"no report ({status or type(error).__name__})"}
         return report
 
 
