@@ -84,7 +84,7 @@ def _waiting(session: Session, run: RunRow) -> list[OperationRow]:
     return sorted(session.scalars(query), key=lambda row: (row.seq_id, row.place))
 
 
-def run_ids() -> Select[tuple[str]]:
+def run_ids() -> Select[str]:
     """Of the models that have one waiting."""
     waiting = select(OperationRow.model_id).where(
         OperationRow.state.in_(("queued", "running")), OperationRow.kind == "save_sampler_weights"

@@ -91,10 +91,13 @@ async def test_a_request_id_is_kept_or_made(kit: Kit) -> None:
 
 async def test_an_unknown_route_or_method_is_said_in_the_shape_of_its_api(kit: Kit) -> None:
     async with kit.http() as http:
-        openai_shape = (await http.put("/v1/models")).json()["error"]
+        openai_shape = (await http.get("/v1/modls")).json()["error"]
+        wrong_method = await http.put("/v1/models")
         mint_shape = (await http.get("/mint/v1/policys")).json()["error"]
     assert openai_shape["type"] == "invalid_request_error"
-    assert openai_shape["message"] == "there is no route PUT /v1/models"
+    assert openai_shape["message"] == "there is no route GET /v1/modls"
+    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET")
+    assert wrong_method.json()["error"]["message"] == "PUT is not for /v1/models; GET is"
     assert set(mint_shape) == {"code", "message", "near"}
 
 

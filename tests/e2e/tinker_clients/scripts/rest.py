@@ -155,10 +155,11 @@ def archive(api, path, place):
 
 
 def copied(client, api, state, sampler):
-    """0.38 alone copies: into a run made for the copy, or into its own session."""
+    """0.38 alone copies, into a project that it must name: by the call, or by the environment."""
     if not desk.LATER:
         return None
     paths = [api.copy_weights(path, "a-project").result() for path in (state, sampler)]
+    os.environ["TINKER_PROJECT_ID"] = "a-project"
     paths.append(client.copy_weights(state).result())
     infos = [api.get_weights_info_by_tinker_path(path).result() for path in paths]
     return {
