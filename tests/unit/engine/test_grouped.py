@@ -50,6 +50,7 @@ def stacks(slots: int, ranks: dict[int, int]) -> tuple[tuple[torch.Tensor, ...],
     ],
 )
 def test_it_is_the_sum_over_each_rows_adapter(grouped: Any, slots: list[int], together: bool) -> None:
+    """vllm#48421: index −1, used as a row, is the last slot."""
     torch.manual_seed(0)
     indices, ranks = torch.tensor(slots, dtype=torch.long), {0: 2, 1: 4, 2: 3, 3: 1}
     how = grouped.plan(indices, ranks.__getitem__)
@@ -66,7 +67,7 @@ def test_it_is_the_sum_over_each_rows_adapter(grouped: Any, slots: list[int], to
                 wanted[at : at + width] += 0.5 * (second[slot, 0] @ (first[slot, 0] @ x[row]))
             at += width
         assert torch.allclose(y[row], wanted, rtol=1e-12, atol=1e-12)
-    assert torch.equal(y[indices == -1], before[indices == -1])  # vllm#48421: index −1, used as a row, is the last slot
+    assert torch.equal(y[indices == -1], before[indices == -1])
 
 
 def test_another_adapter_in_the_batch_reaches_no_other_rows(grouped: Any) -> None:
