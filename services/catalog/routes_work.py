@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from services.catalog import commits, leases
-from services.catalog.errors import CatalogRoute
+from services.catalog.errors import WorkRoute
 from services.catalog.model_end import TINKER
 from services.catalog.parts import Parts
 from services.catalog.tables import CommandRow, RunRow
@@ -17,7 +17,7 @@ from shared.errors import Refused
 
 
 def work_routes(parts: Parts) -> APIRouter:
-    router = APIRouter(prefix="/internal/v1/commands", route_class=CatalogRoute)
+    router = APIRouter(prefix="/internal/v1/commands", route_class=WorkRoute)
 
     @router.post("/take")
     async def take(request: TakeRequest) -> TakeAnswer:

@@ -242,3 +242,14 @@ async def test_what_nobody_needs_any_more_is_told_behind_the_commit(lab: Lab, ap
     assert sorted(told) == sorted(ref.key for ref in checkpoint.files.values())
     await api.driver.remove(told)
     assert [await api.store.size(key) for key in told] == [None] * len(told)
+
+
+@pytest.mark.parametrize("field", ["sdk_version", "tags", "user_metadata"])
+async def test_a_nul_is_refused_whatever_the_database(api: Api, field: str) -> None:
+    """PostgreSQL would fail at it, and the client ask again and again."""
+    value = {"sdk_version": "a\0", "tags": ("a", "b\0"), "user_metadata": {"b": "\\\0"}}[field]
+    with pytest.raises(Refused, match="NUL character") as caught:
+        await api.client.new_session(ops.NewSession.model_validate({"tenant": TENANT, field: value}))
+    assert caught.value.status == 400
+    spelled = await api.client.new_session(ops.NewSession(tenant=TENANT, tags=("\\u0000", "\\\\u0000")))
+    assert spelled.tags == ("\\u0000", "\\\\u0000")
