@@ -5,7 +5,8 @@ of 32 adapters that this replica has neither in memory nor on disk. Each ratio i
 stretch just before it, on the same engine, so that drift cancels out. "off": whatever is asked for is
 fetched and activated at once; "on": one load at a time, from the fetch to the engine; "two-phase": fetches
 side by side, activations one by one with pauses for the running streams (the defaults). "no loads": as many
-requests for the warm policies themselves, which is what a burst costs without any load.
+requests for the warm policies themselves, spread over the time that a two-phase burst took: what remains of
+a burst without any load.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def measure(run: Run) -> None:
         for mode, settings in MODES.items():
             ours.restart(empty_disk=True, **settings)
             _measure(run, ours, mode, policies, bursts, rows, samples)
-        _measure(run, ours, "no loads", policies, [policies * (COLD // WARM)] * rounds, rows, samples)
+        again = [policies * (COLD // WARM)] * rounds
+        _measure(run, ours, "no loads", policies, again, rows, samples, rate=COLD / rows[-1]["burst_s"])
 
 
 def _measure(
@@ -59,18 +61,21 @@ def _measure(
     bursts: Sequence[Sequence[str]],
     rows: Rows,
     samples: dict[str, list[float]],
+    rate: float | None = None,
 ) -> None:
-    """Adds the mode to `rows` and `samples`, and keeps both."""
+    """Adds the mode to `rows` and `samples`, and keeps both. `rate`: of the burst, requests a second; None: at once."""
     say(f"burst, {mode}")
-    found = [_round(ours, policies, burst, run.pick(10, 5)) for burst in bursts]
+    found = [_round(ours, policies, burst, run.pick(10, 5), rate) for burst in bursts]
     rows.append({"admission": mode, **_row(found)})
     samples |= _series(mode, found)
     run.keep("burst", rows, samples)
 
 
-def _round(ours: Rig, policies: Sequence[str], cold: Sequence[str], quiet_s: float) -> tuple[Load, Load, Load]:
+def _round(
+    ours: Rig, policies: Sequence[str], cold: Sequence[str], quiet_s: float, rate: float | None
+) -> tuple[Load, Load, Load]:
     """The warm load while it is quiet, the warm load while the burst lasts, and the burst itself."""
-    found = asyncio.run(_stream(ours.url, policies, cold, quiet_s))
+    found = asyncio.run(_stream(ours.url, policies, cold, quiet_s, rate))
     for load in found:
         for text in sorted(set(load.errors))[:3]:
             say(f"  error {text}")
@@ -78,7 +83,9 @@ def _round(ours: Rig, policies: Sequence[str], cold: Sequence[str], quiet_s: flo
     return found
 
 
-async def _stream(url: str, policies: Sequence[str], cold: Sequence[str], quiet_s: float) -> tuple[Load, Load, Load]:
+async def _stream(
+    url: str, policies: Sequence[str], cold: Sequence[str], quiet_s: float, rate: float | None
+) -> tuple[Load, Load, Load]:
     over = asyncio.Event()
 
     def ask(_: int) -> Ask:
@@ -91,7 +98,8 @@ async def _stream(url: str, policies: Sequence[str], cold: Sequence[str], quiet_
         began = time.perf_counter()
         await asyncio.sleep(quiet_s)
         burst_at = time.perf_counter()
-        burst = await client.closed([Ask(name, words(next(_seeds)), COLD_TOKENS) for name in cold], len(cold))
+        asks = [Ask(name, words(next(_seeds)), COLD_TOKENS) for name in cold]
+        burst = await (client.closed(asks, len(asks)) if rate is None else client.open(asks, rate))
         ended = time.perf_counter()
         over.set()
         answers = (await steady).answers
@@ -123,7 +131,7 @@ def _row(found: Sequence[tuple[Load, Load, Load]]) -> dict[str, Any]:
 
 
 def _p95_ms(rounds: Sequence[Sequence[float]]) -> float | None:
-    """Of the rounds that have any: a burst without loads may be over before a warm request began and ended in it."""
+    """Of the rounds that have any."""
     found = [percentile(values, 0.95) for values in rounds if values]
     return median(found) * 1000.0 if found else None
 

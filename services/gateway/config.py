@@ -36,7 +36,7 @@ class GatewaySettings(CommonSettings):
     gateway_default_max_tokens: Annotated[int, Field(ge=1, description="chat, when the request gives none")] = 1024
     gateway_progress_poll_s: Seconds = 0.5
     gateway_keep_alive_s: Seconds = 10.0
-    gateway_run_visible_s: Annotated[float, Field(ge=0, description="wait for a submitted run to be readable")] = 3.0
+    gateway_run_visible_s: Annotated[float, Field(ge=0, description="wait for a submitted run to be readable")] = 20.0
 
     @property
     def signing_secret(self) -> str:

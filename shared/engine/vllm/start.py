@@ -116,6 +116,9 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
         dtype=settings.dtype,
         max_model_len=min(settings.max_context, base.max_context),
         max_num_seqs=64,
+        # A prompt is shared in whole blocks, and 128 tokens, vLLM's choice on CPU, are longer than most prompts: each
+        # sample of a group then reads its prompt again. 32 is the least that its CPU kernels are made for.
+        block_size=32 if current_platform.is_cpu() else None,
         # A prefill in parts rewinds the generator of a seeded request, which a CPU generator cannot do: the
         # engine dies (RuntimeError "CPU Generator does not use offset"). So every prefill fits into one step.
         enable_chunked_prefill=False,

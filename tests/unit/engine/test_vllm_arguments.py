@@ -59,6 +59,11 @@ def test_a_prefill_is_never_split(vllm: Any, base: Base, tmp_path: Path) -> None
     assert arguments.max_num_batched_tokens >= arguments.max_model_len
 
 
+def test_a_group_shares_its_prompt_in_small_blocks(vllm: Any, base: Base, tmp_path: Path) -> None:
+    """128 tokens, the default on CPU, are longer than most prompts, and only whole blocks are shared."""
+    assert _arguments(vllm, base, tmp_path).block_size == (32 if vllm.start.current_platform.is_cpu() else None)
+
+
 def test_lm_head_is_never_wrapped(vllm: Any, base: Base, tmp_path: Path) -> None:
     """vllm#16668, vllm#51594: with lm_head under LoRA, two prompt-logprob requests at once end the engine."""
     wrapped = set(_arguments(vllm, base, tmp_path).lora_target_modules)
