@@ -36,4 +36,8 @@ def read_object(source: str, what: str) -> dict[str, Any]:
         raise CliError(f"{source} is neither JSON nor, named *.toml, TOML: {error}", BAD_INPUT) from error
     if not isinstance(found, dict):
         raise CliError(f"{source} holds {type(found).__name__}; {what} is an object", BAD_INPUT)
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError) as error:  # TOML has dates and times, both have NaN here
+        raise CliError(f"{source} holds what JSON has no word for: {error}; write it as a text", BAD_INPUT) from error
     return found

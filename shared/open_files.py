@@ -17,6 +17,8 @@ MOST = 1 << 16
 def allow_more() -> int:
     """Raise the bound to what the system allows, at most 65,536. Returns what it is then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return soft
     wanted = hard
     if hard == resource.RLIM_INFINITY or hard > MOST:
         wanted = max(soft, MOST)

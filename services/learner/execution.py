@@ -124,8 +124,9 @@ class Execution:
     async def _attempt(self, operation: ops.Operation) -> bool:
         """Whether it failed, by its caller's fault."""
         try:
-            job = await self._shop.job(operation, self._step)
-            outcome = await self._tools.bench.operate(await self._request(job.work), self._goes_first(operation))
+            restore = await self._restore()
+            job = await self._shop.job(operation, self._step, restore)
+            outcome = await self._tools.bench.operate(self._request(restore, job.work), self._goes_first(operation))
         except Fatal as error:
             return await self._fail(operation, str(error), "user")
         files = AttemptFiles(self._tools.store, self._taken.run_id, operation.request_id, self._tools.faults)
@@ -161,10 +162,8 @@ class Execution:
         first, self._first = self._first, False
         return first or self.ends_with(operation)
 
-    async def _request(self, work: Work) -> OperationRequest:
-        return OperationRequest(
-            self.policy, self._shape, self._origin, self._state, await self._restore(), work, self._lease.check
-        )
+    def _request(self, restore: Sequence[Work], work: Work) -> OperationRequest:
+        return OperationRequest(self.policy, self._shape, self._origin, self._state, restore, work, self._lease.check)
 
     async def _restore(self) -> Sequence[Work]:
         """Nothing where the slot holds the state. A state that is not the granted one is only in the slot."""

@@ -68,12 +68,13 @@ class WorkShop:
     def __init__(self, store: ObjectStore, bench: Workbench, policy: str) -> None:
         self._store, self._bench, self._policy = store, bench, policy
 
-    async def job(self, operation: ops.Operation, step: int) -> Job:
-        """`step`: the policy's before it. Raises Fatal for what is wrong with what was asked, Unreadable."""
+    async def job(self, operation: ops.Operation, step: int, before: Sequence[Work] = ()) -> Job:
+        """`step`: the policy's before it; `before`: what its turn begins with. Raises Fatal for what is wrong with what
+        was asked, Unreadable."""
         payload = await self._payload(operation)
         match operation.kind:
             case "forward" | "forward_backward" | "reverse_kl":
-                return Job(operation, payload, await self._pass(operation, payload), step)
+                return Job(operation, payload, await self._pass(operation, payload, before), step)
             case "optim_step":
                 params = adam_params(_is(AdamPayload, payload, operation))
                 return Job(operation, payload, OptimStep(params, step + 1), step + 1)
@@ -92,11 +93,12 @@ class WorkShop:
         """Brings a slot into the granted state. Raises Unreadable."""
         try:
             files = None if taken.start is None else await self._files(taken.start, taken.fresh_optimizer)
-            load = Load(files, taken.seed, taken.fresh_optimizer)
-            passes = [await self._pass(operation, await self._payload(operation)) for operation in taken.replay]
+            works: list[Work] = [Load(files, taken.seed, taken.fresh_optimizer)]
+            for operation in taken.replay:
+                works.append(await self._pass(operation, await self._payload(operation), works))
         except Fatal as error:
             raise Unreadable(f"the state of {self._policy} cannot be read: {error}") from error
-        return (load, *passes)
+        return works
 
     async def _payload(self, operation: ops.Operation) -> Payload:
         try:
@@ -106,10 +108,10 @@ class WorkShop:
             raise Unreadable(f"the payload of {operation.request_id} cannot be read: {error}") from error
         return found  # type: ignore[return-value]  # the kind says which, and each use asks
 
-    async def _pass(self, operation: ops.Operation, payload: Payload) -> Work:
+    async def _pass(self, operation: ops.Operation, payload: Payload, before: Sequence[Work]) -> Work:
         if operation.kind == "reverse_kl":
             asked = _is(ReverseKlPayload, payload, operation)
-            reference = await self._reference(operation)
+            reference = await self._reference(operation, before)
             return BackwardKl(await asyncio.to_thread(kl_rows, asked), asked.temperature, reference)
         rows = _is(TrainPayload, payload, operation)
         call = loss_call(rows)
@@ -122,13 +124,17 @@ class WorkShop:
         fresh = not (payload.optimizer and operation.has_optimizer)
         return Load(await self._files(operation.reference, fresh), 0, fresh, step)
 
-    async def _reference(self, operation: ops.Operation) -> Reference:
+    async def _reference(self, operation: ops.Operation, before: Sequence[Work]) -> Reference:
+        """With its files, unless its slot holds it once the works `before` it, of the same turn, are through."""
         if operation.reference is None or operation.reference_lora is None:
             raise Unreadable(f"{operation.request_id} is measured against a reference, but names none")
         key, shape = reference_of(self._policy), shape_of_lora(operation.reference_lora)
         name = checkpoint.identity(operation.reference)
-        held = self._bench.state_of(key, shape) == name
-        return Reference(key, shape, name, None if held else await self._files(operation.reference, True))
+        earlier = [work.reference for work in before if isinstance(work, BackwardKl)]
+        if name == (earlier[-1].identity if earlier else self._bench.state_of(key, shape)):
+            return Reference(key, shape, name, None)
+        read = next((one.files for one in earlier if one.identity == name and one.files is not None), None)
+        return Reference(key, shape, name, read or await self._files(operation.reference, True))
 
     async def _files(self, reference: CheckpointRef, fresh_optimizer: bool) -> Files:
         wanted = {ADAPTER_FILE, STATE_FILE}

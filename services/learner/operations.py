@@ -87,13 +87,13 @@ class Operations:
 
     async def _until_idle(self, policy: str, tools: Tools) -> None:
         """Work that waits when the lease is given back brings a message of its own."""
-        taken, first = await self._take(policy, 0), False
+        taken, first = await self._take(policy, 0, tools.bench.holding(policy) or ""), False
         held = taken
         for _ in range(GRANTS):
             if not taken.operations:
                 break
-            held = taken
             taken, first = await self._grant(policy, tools, taken, first)
+            held = taken if taken.status == "granted" else held
         if taken.status == "busy":
             raise Retryable(f"another learner works on {policy}", delay_s=max(0.1, taken.retry_after_s))
         if held.status == "granted":

@@ -176,6 +176,11 @@ class SlotTable:
         slot = self._slots.get(policy)
         return slot if slot is not None and slot.shape == shape else None
 
+    def holding(self, policy: str) -> str | None:
+        """What the policy's slot holds, of whatever shape it is; None = nothing, or nobody knows."""
+        slot = self._slots.get(policy)
+        return None if slot is None else slot.holds
+
     def drop(self, policy: str) -> None:
         """Free a policy's slot. Unknown: no-op."""
         slot = self._slots.pop(policy, None)

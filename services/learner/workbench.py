@@ -96,6 +96,10 @@ class Workbench:
         slot = self._slots.find(key, shape)
         return None if slot is None else slot.holds
 
+    def holding(self, policy: str) -> str | None:
+        """As `state_of`, where the shape is not known yet."""
+        return self._slots.holding(policy)
+
     def steps(self, requests: Sequence[TurnRequest]) -> list[TurnOutcome | Exception]:
         """One operation, or one optimizer step each, their passes over the base joint; what fails is answered
         by its error."""

@@ -111,7 +111,7 @@ class OperationSampler:
     async def _patiently(
         self, request: SampleRequest, taken: SampleTaken, asked: SamplePayload, check: Check
     ) -> _Drawn:
-        began, tries = time.monotonic(), 0
+        since, tries = math.inf, 0
         while True:
             check()
             try:
@@ -123,7 +123,9 @@ class OperationSampler:
                 raise _verdict(error, request, self._base) from error
             except Retryable as error:
                 delay = error.delay_s if error.delay_s is not None else min(0.5 * 2**tries, 10.0)
-                if time.monotonic() + delay - began > self._patience_s:
+                # from the first trouble on: neither the wait for a place nor the drawing counts
+                since = min(since, time.monotonic())
+                if time.monotonic() + delay - since > self._patience_s:
                     raise
                 await asyncio.sleep(delay)
                 tries += 1

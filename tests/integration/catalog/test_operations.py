@@ -89,7 +89,7 @@ async def test_training_saving_and_sampling_by_way_of_the_bus(tmp_path: Path, ma
         ]
         ids = {number: await party.submit(model_id, number, kind, payload) for number, kind, payload in numbered}
         sampler_id = (await party.result(ids[3])).sampling_session_id
-        assert party.done == [1, 2, 3]
+        await eventually(lambda: party.done == [1, 2, 3])
         data = encode(sample())
         view = await party.client.submit_sample(
             ops.SubmitSample(sampling_session_id=sampler_id, seq_id=1, digest=digest(data), payload=content(data))
@@ -118,7 +118,8 @@ async def test_what_was_accepted_before_the_catalog_went_is_done_after_it_came_b
         await party.start_learner()
         for request_id in ids:
             await party.result(request_id)
-        assert party.done == [1, 2]
+        # A result is there with the commit, the note of it when the commit has been answered.
+        await eventually(lambda: party.done == [1, 2])
         assert (await party.client.model(model_id)).step == 1
         await party.client.close()
 

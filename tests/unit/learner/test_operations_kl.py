@@ -111,6 +111,36 @@ async def test_it_is_the_trainers_reverse_kl_and_its_gradients_are_replayed(
     assert replayed.flat.equal(held.flat)
 
 
+async def test_two_references_in_turn_are_replayed_in_one_turn(
+    learner: Callable[..., Learner], catalog: Catalog
+) -> None:
+    """The policy's slot is lost and its reference's is not, which holds the first reference and the last."""
+    process = learner(capacity=4)
+    teachers = [catalog.model(f"acme/tinker-t{seed}", seed=seed) for seed in (3, 4)]
+    for number, teacher in enumerate(teachers):
+        await catalog.submit(teacher, "forward_backward", train(5 + number))
+        await catalog.submit(teacher, "optim_step", ADAM)
+        await process.drain(teacher.policy)
+
+    model = catalog.model()
+    for teacher in (*teachers, teachers[0]):
+        about = {"reference": teacher.start, "reference_lora": LORA}
+        await catalog.submit(model, "reverse_kl", kl_payload(), **about)
+    await process.drain()
+    slots = process.bench._slots
+    held = slots.find(model.policy, shape_of_lora(LORA))
+    assert held is not None
+    wanted = held.flat_gradients.clone()
+    slots.drop(model.policy)
+
+    forward = await catalog.submit(model, "forward", train(9))
+    await process.drain()
+    assert model.views[forward].state == "done"
+    again = slots.find(model.policy, shape_of_lora(LORA))
+    assert again is not None
+    assert again.flat_gradients.equal(wanted)
+
+
 async def test_a_learner_of_one_slot_says_what_it_lacks(
     learner: Callable[..., Learner], catalog: Catalog, store: MemoryStore
 ) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from mint_schemas.cloudevents import Envelope
 
+from services.learner import operations
 from services.learner.step import UpdateJob
 from services.learner.workbench import Schedule
 from shared.bus import Received
+from shared.catalog import operations as ops
 from shared.errors import Fatal, Retryable
 from shared.store.memory import MemoryStore
 from tests.unit.learner.jobs import digests, make_job, run
@@ -139,3 +141,51 @@ async def test_a_message_about_another_base_is_refused_by_name(tiny_directory: P
     message = Received(envelope, b'{"policy": "acme/tinker-a", "base": "other/base"}', "other", "s", 1, {})
     with pytest.raises(Fatal, match="this learner has no base 'other/base'; it holds tiny/llama"):
         await process.operations.handle(message)
+
+
+async def test_the_lease_that_is_given_back_is_the_one_that_was_granted_last(
+    tiny_directory: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs out right behind the last grant that a policy has in one go, and is granted anew."""
+    monkeypatch.setattr(operations, "GRANTS", 1)
+
+    class Late(Catalog):
+        async def take(self, request: ops.TakeOperations) -> ops.OperationsTaken:
+            if request.epoch:
+                self.models[request.policy].worker = None
+            return await super().take(request)
+
+    catalog = Late(store)
+    catalog.limit = 1
+    model = catalog.model()
+    await _operations(catalog, model, 1)
+    await Learner(tiny_directory, catalog, store).drain()
+    assert model.epoch == 2
+    assert model.worker is None, "nobody else could go on before the lease runs out"
+
+
+async def test_what_a_slot_still_holds_is_not_sent_again_for_the_next_message(
+    tiny_directory: Path, store: MemoryStore
+) -> None:
+    """A client that waits for each pass, and steps seldom: each message begins with a take."""
+    sent: list[int] = []
+
+    class Counting(Catalog):
+        async def take(self, request: ops.TakeOperations) -> ops.OperationsTaken:
+            taken = await super().take(request)
+            sent.append(sum(operation.payload != ops.Content() for operation in taken.replay))
+            return taken
+
+    catalog = Counting(store)
+    model, process = catalog.model(), Learner(tiny_directory, catalog, store)
+    for number in range(4):
+        await catalog.submit(model, "forward_backward", train(number))
+        await process.drain()
+    assert sum(sent) == 0
+    assert len(model.replay) == 4
+
+    process.bench._slots.drop(model.policy)
+    await catalog.submit(model, "optim_step", ADAM)
+    await process.drain()
+    assert sum(sent) == 4
+    assert model.step == 1

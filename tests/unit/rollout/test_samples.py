@@ -7,11 +7,13 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from services.rollout import samples
 from services.rollout.samples import OperationSampler, UserFault
 from services.rollout.stop_text import StopText
 from shared.catalog.operations import SampleTaken
@@ -291,3 +293,24 @@ async def test_so_many_sequences_are_under_way_at_once(codec: TextCodec) -> None
     result = await sample(replica, codec, asking(num_samples=12), places=3)
     assert len(result.sequences) == 12
     assert replica.most == 3
+
+
+async def test_patience_is_for_trouble_and_not_for_a_place_or_for_drawing(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream takes 100 s, one at a time; the last of four breaks off once."""
+    now = 0.0
+    monkeypatch.setattr(samples, "time", SimpleNamespace(monotonic=lambda: now))
+
+    class Slow(Replica):
+        @asynccontextmanager
+        async def stream(self, base: str, request: SampleRequest) -> AsyncIterator[SampleStream]:
+            nonlocal now
+            now += 100.0
+            self.breaks = 1 if len(self.requests) == 3 else 0
+            async with super().stream(base, request) as stream:
+                yield stream
+
+    replica = Slow(None, {REVISION: ADAPTER_SHA256}, BASE_SHA256)
+    result = await sample(replica, codec, asking(num_samples=4), places=1, patience_s=1.0)
+    assert (len(result.sequences), len(replica.requests)) == (4, 5)

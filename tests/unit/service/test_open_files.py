@@ -19,6 +19,7 @@ UNBOUNDED = resource.RLIM_INFINITY
         (1024, UNBOUNDED, 1 << 16),
         (1 << 18, 1 << 20, 1 << 18),
         (4096, 4096, 4096),
+        (UNBOUNDED, UNBOUNDED, UNBOUNDED),
     ],
 )
 def test_it_is_raised_as_far_as_is_allowed(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, then: int) -> None:
