@@ -17,7 +17,7 @@ from shared.validation import explain
 
 def read_spec(source: str) -> dict[str, Any]:
     """`source` is a path, or `-` for JSON on standard input. Raises CliError naming field and reason."""
-    found = read_object(source, "a training request")
+    found = _read(source, "a training request")
     try:
         TrainRequested.model_validate_json(json.dumps(found))
     except ValidationError as error:
@@ -26,7 +26,16 @@ def read_spec(source: str) -> dict[str, Any]:
 
 
 def read_object(source: str, what: str) -> dict[str, Any]:
-    """As `read_spec`, unchecked."""
+    """As `read_spec`, against no contract."""
+    found = _read(source, what)
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError as error:
+        raise CliError(f"{source} holds what JSON has no word for: {error}", BAD_INPUT) from error
+    return found
+
+
+def _read(source: str, what: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         found = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
@@ -37,7 +46,7 @@ def read_object(source: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CliError(f"{source} holds {type(found).__name__}; {what} is an object", BAD_INPUT)
     try:
-        json.dumps(found, allow_nan=False)
-    except (TypeError, ValueError) as error:  # TOML has dates and times, both have NaN here
+        json.dumps(found)
+    except TypeError as error:  # TOML has dates and times
         raise CliError(f"{source} holds what JSON has no word for: {error}; write it as a text", BAD_INPUT) from error
     return found
