@@ -85,7 +85,8 @@ check: $(STAMP)
 	$(BIN)/python -m shared.bus.render --check
 
 test: setup tinker-clients $(GYM_STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest -m "not slow" --ignore tests/unit
 
 test-slow: setup tinker-clients $(GYM_STAMP) $(LM_EVAL_STAMP) $(SCHEMATHESIS_STAMP)
 	$(BIN)/python -m pytest -m slow
