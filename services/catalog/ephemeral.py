@@ -1,7 +1,7 @@
 """Ephemeral revisions: made to sample with for a while. They expire, are never aliased, and are hidden from lists.
 
-Invariant: a revision is taken away only when it is ephemeral, expired, and neither a path nor an alias names it; its
-number is not given out again.
+Invariant: a revision is taken away only when it is ephemeral, expired, neither a path nor an alias names it, and no run
+that goes on needs it; its number is not given out again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from services.catalog import file_uses
+from services.catalog import file_uses, notices, retention
 from services.catalog.model_end import TINKER
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import OperationRow, PathRow, SamplerRow
@@ -60,20 +60,24 @@ def session_ended(session: Session, session_id: str, rules: OperationRules, now:
 
 
 def sweep(session: Session, now: float) -> list[str]:
-    """Take away what has expired. Returns the revisions; their blobs are left to the sweeper of files."""
+    """Take away what has expired, and the training checkpoints that stayed for it. Returns the revisions; their blobs
+    are left to the sweeper of files."""
     query = select(RevisionRow).where(RevisionRow.ephemeral.is_(True), RevisionRow.expires_at <= now)
     rows = session.scalars(query.limit(BATCH)).all()
-    sampled = _sampled(session) if rows else set()
-    gone = []
+    needed = _sampled(session) | _of_runs(session) if rows else set()
+    gone, run_ids = [], set()
     for row in rows:
-        if row.revision in sampled or _named(session, row.revision):
+        if row.revision in needed or _named(session, row.revision):
             continue
         file_uses.drop(session, revision_use(row.revision))
         # Its export may be asked for again, under the same name.
         session.execute(delete(CommandRow).where(CommandRow.command_id == row.export_command))
         session.delete(row)
         gone.append(row.revision)
+        run_ids.add(row.run_id)
     session.flush()
+    for run_id in sorted(run_ids):  # a model that is unloaded says nothing more that would have it thinned
+        notices.freed(session, retention.thin(session, run_id))
     return gone
 
 
@@ -90,3 +94,10 @@ def _sampled(session: Session) -> set[str | None]:
     query = select(OperationRow.details["revision"].as_string()).distinct()
     query = query.where(OperationRow.kind == "sample", OperationRow.state.in_(("queued", "running")))
     return set(session.scalars(query))
+
+
+def _of_runs(session: Session) -> set[str | None]:
+    """Those that a run continues or scores which is not over. A model needs its files alone, and uses them itself."""
+    scored = RunRow.request["revision"].as_string()
+    query = select(RunRow.parent, scored).where(RunRow.state.in_(("queued", "running", "evaluating", "promoting")))
+    return {name for row in session.execute(query.where(RunRow.method != TINKER)) for name in row}

@@ -49,6 +49,8 @@ def drop(session: Session, holder: str) -> None:
     keys = set(session.scalars(select(FileUseRow.key).where(FileUseRow.holder == holder)))
     if not keys:
         return
+    # Of two catalogs that drop the last two uses of a file at once, one sees that the other's is gone.
+    session.scalars(select(FileRow.key).where(FileRow.key.in_(keys)).order_by(FileRow.key).with_for_update()).all()
     session.execute(delete(FileUseRow).where(FileUseRow.holder == holder))
     free = keys - used(session, keys)
     free -= _of_checkpoints(session, free)

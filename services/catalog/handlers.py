@@ -33,6 +33,8 @@ from shared.telemetry import log, log_fields
 
 TRAIN = "mint.v1.train.requested"
 SAMPLE = "mint.v1.sample.requested"
+THINNING = ("mint.v1.policy.updated", *(f"mint.v1.run.{state}" for state in runs.ENDED))
+"""Facts behind which training checkpoints may be let go of."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class Handlers:
             run_id = body.get("run_id")
         if isinstance(run_id, str):
             await self._driver.advance(run_id)
-        if type_ in ("mint.v1.policy.updated", "mint.v1.run.completed") and isinstance(run_id, str):
+        if type_ in THINNING and isinstance(run_id, str):
             await self._driver.thin(run_id)
         if type_ == "mint.v1.alias.moved":
             former = await self._database.read(_former_run, message.decode(AliasMoved))

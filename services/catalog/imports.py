@@ -14,7 +14,7 @@ from mint_schemas.training import Lora
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from services.catalog import ephemeral, file_uses, outcomes, path_changes, paths, runs
+from services.catalog import ephemeral, file_uses, outcomes, path_changes, paths, runs, sessions
 from services.catalog.model_end import TINKER
 from services.catalog.model_runs import Names, add_run, names_of
 from services.catalog.operation_rules import OperationRules
@@ -36,11 +36,14 @@ SERVING_FILES = (layout.CONFIG_FILE, layout.TENSOR_FILE)
 
 
 def import_path(session: Session, request: ImportPath, rules: OperationRules, now: float) -> OperationView:
-    """Raises Refused: 400 for what does not fit together, 409 for another adapter under the name."""
+    """Raises Refused: 400 for what does not fit together, 404 for a session that the tenant does not have, 409
+    for another adapter under the name."""
     tenant = request.tenant
     if tenant is None:
         raise Refused("an import belongs to a tenant; name it")
     paths.check_name(request.name)
+    if request.session_id is not None:
+        sessions.find(session, request.session_id, tenant)
     named = hashlib.sha256(f"{tenant}/{request.name}".encode()).hexdigest()[:24]
     for attempt in itertools.count(1):
         model_id = f"import-{named}" if attempt == 1 else f"import-{named}-{attempt}"
@@ -95,7 +98,7 @@ def _import(
     run = add_run(session, names, tenant, base, lora, asked, now)
     model = _model(session, request, tenant, names, lora, now)
     row = _operation(session, request, tenant, model, now)
-    path = _put(session, request, model, run, now)
+    path = _put(session, request, model, run, rules, now)
     outcomes.finish(session, row, outcomes.saved(path=path, note=request.note), now)
     runs.end(session, run, "completed", f"imported as {request.name}", rules.bases, now)
     return row
@@ -152,7 +155,7 @@ def _operation(session: Session, request: ImportPath, tenant: str, model: ModelR
     return row
 
 
-def _put(session: Session, request: ImportPath, model: ModelRow, run: RunRow, now: float) -> str:
+def _put(session: Session, request: ImportPath, model: ModelRow, run: RunRow, rules: OperationRules, now: float) -> str:
     manifest = request.manifest.model_copy(update={"policy": model.policy, "run_id": model.run_id, "step": STEP})
     revision = add_revision(session, run, STEP, manifest, f"{run.run_id}:import:{STEP}", None, now)
     held = {name: request.files[name] for name in TRAINING_FILES}
@@ -162,5 +165,5 @@ def _put(session: Session, request: ImportPath, model: ModelRow, run: RunRow, no
     file_uses.use(session, ephemeral.revision_use(revision.revision), held.values())
     at = paths.PathName(model.model_id, "sampler_weights", request.name)
     what = path_changes.Named(model.run_id, STEP, model.lora, False, {}, revision)
-    path_changes.put(session, at, model.tenant, model.base, what, None, now)
+    path_changes.put(session, at, model.tenant, model.base, what, None, rules, now)
     return paths.uri(at.model_id, at.kind, at.name)

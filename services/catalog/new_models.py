@@ -34,7 +34,7 @@ def new_model(session: Session, request: NewModel, rules: OperationRules, now: f
     """The same again: the same operation. Raises Refused: 400 for what cannot be trained here, 404 for a session or
     path that the tenant does not have, 409 for another content under the number, 410 for a session that ended."""
     outcomes.check_number("model_seq_id", request.model_seq_id, most=2**31 - 1)
-    owner = sessions.find(session, request.session_id, request.tenant)
+    owner = sessions.find(session, request.session_id, request.tenant, lock=True)
     model_id = f"{owner.session_id}:train:{request.model_seq_id}"
     content = canonical_json(request.model_dump(mode="json", exclude={"tenant", "actor"}))
     digest = hashlib.sha256(content).hexdigest()
@@ -48,7 +48,7 @@ def new_model(session: Session, request: NewModel, rules: OperationRules, now: f
     sessions.touch(owner, now)
     names = names_of(model_id, owner.tenant)
     _check(request, names, rules)
-    origin = paths.resolve(session, request.path, owner.tenant, now) if request.path else None
+    origin = paths.resolve(session, request.path, owner.tenant, now, hold=True) if request.path else None
     if origin is not None:
         paths.check_fits(origin, request.base, request.lora)
     model = _add(session, request, owner.tenant, names, origin, rules, now)

@@ -57,10 +57,9 @@ def is_open(session: Session, request_id: str) -> bool:
 
 def commit(session: Session, request: CommitOperation, rules: OperationRules, now: float) -> OperationView:
     """Raises Refused (409): `stale_epoch`, `run_ended`, `out_of_order`, `wrong_step`."""
-    row = operations.find(session, request.request_id, None, lock=True)
-    if row.kind == "sample":
+    row, model = operations.locked(session, request.request_id, None)
+    if model is None:
         return outcomes.view(row, now) if row.worked_at is not None else samples.commit(session, row, request, now)
-    model = models.find(session, row.model_id or "", None, lock=True)
     if row.worked_at is not None:
         _check_lease(session, model, request, now)
         return outcomes.view(row, now)
@@ -110,7 +109,7 @@ def _accept(
         _step(session, model, run, row, _checkpoint(row, request), request, now)
         outcomes.finish(session, row, _result(row, request), now)
     elif row.kind == "save_weights":
-        _save(session, model, row, _checkpoint(row, request), now)
+        _save(session, model, row, _checkpoint(row, request), rules, now)
     elif row.kind == "save_sampler_weights":
         checkpoint = _checkpoint(row, request)
         _keep_saved(session, model, run, row, checkpoint)
@@ -205,14 +204,16 @@ def _announce(
     emit.fact(session, run, "mint.v1.policy.updated", row.request_id, body, now)
 
 
-def _save(session: Session, model: ModelRow, row: OperationRow, checkpoint: CheckpointRef, now: float) -> None:
+def _save(
+    session: Session, model: ModelRow, row: OperationRow, checkpoint: CheckpointRef, rules: OperationRules, now: float
+) -> None:
     at = paths.PathName(model.model_id, "weights", row.details["name"])
     taken = None if row.details["overwrite"] else path_changes.is_taken(session, at, now)
     if taken is not None:
         outcomes.fail(session, row, taken, "user", now)
         return
     what = path_changes.Named(model.run_id, checkpoint.step, model.lora, model.train_unembed, dict(checkpoint.files))
-    path_changes.put(session, at, model.tenant, model.base, what, row.details["ttl_s"], now)
+    path_changes.put(session, at, model.tenant, model.base, what, row.details["ttl_s"], rules, now)
     outcomes.finish(session, row, outcomes.saved(path=paths.uri(at.model_id, at.kind, at.name)), now)
 
 

@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 
 from services.catalog import file_uses, models, order, outcomes, paths, sessions, signals
 from services.catalog.operation_rules import OperationRules
-from services.catalog.operation_tables import ModelRow, OperationRow
+from services.catalog.operation_tables import ModelRow, OperationRow, SessionRow
 from services.catalog.retention import OPTIMIZER
 from shared.catalog.operations import Failure, OperationView, Submit
 from shared.errors import Refused
 from shared.operations.payload import LoadPayload, Payload, ReverseKlPayload, SavePayload
 
-__all__ = ["MODEL_KINDS", "READ_KINDS", "cancel", "find", "show", "submit"]
+__all__ = ["MODEL_KINDS", "READ_KINDS", "cancel", "find", "locked", "show", "submit"]
 
 READ_KINDS = ("save_weights", "save_sampler_weights", "load_weights", "reverse_kl")
 """Those whose payload names something of the catalog's."""
@@ -32,7 +32,9 @@ def submit(
     """`payload`: decoded, for READ_KINDS. What it asks for and cannot have is an operation that failed, so that its
     number is used and nothing waits for it. Raises Refused: 400, 404 for a model that is not there, 409 for another
     content under the number, 410 for a session that is over, 429 too far ahead of the work."""
-    model = models.find(session, request.model_id, request.tenant, lock=True)
+    model = models.find(session, request.model_id, request.tenant)
+    owner = sessions.find(session, model.session_id, None, lock=True) if model.session_id is not None else None
+    session.refresh(model, with_for_update=True)  # behind its session, as by whoever ends that
     outcomes.check_number("seq_id", request.seq_id)
     known = _known(session, request)
     if known is not None:
@@ -40,7 +42,7 @@ def submit(
             message = f"operation {request.seq_id} of {model.model_id} exists with another content"
             raise Refused(f"{message}; number the next one higher", code="other_payload", status=409)
         return outcomes.view(known, now)
-    _check_open(session, model, now)
+    _check_open(owner, model, now)
     _check_number(session, request, model, rules)
     details, failure = _read(session, request, payload, model, now)
     row = _add(session, request, model, details, now)
@@ -67,9 +69,9 @@ def _known(session: Session, request: Submit) -> OperationRow | None:
     return session.scalars(query.limit(1)).first()
 
 
-def _check_open(session: Session, model: ModelRow, now: float) -> None:
-    if model.session_id is not None:
-        sessions.touch(sessions.find(session, model.session_id, None), now)
+def _check_open(owner: SessionRow | None, model: ModelRow, now: float) -> None:
+    if owner is not None:
+        sessions.touch(owner, now)
     if model.state != "active":
         raise Refused(f"model {model.model_id} is unloaded; create another, from its saved weights", code="unloaded")
 
@@ -146,7 +148,7 @@ def _save(request: Submit, payload: SavePayload) -> dict[str, Any]:
 
 
 def _load(session: Session, payload: LoadPayload, model: ModelRow, now: float) -> dict[str, Any]:
-    origin = paths.resolve(session, payload.path, model.tenant, now)
+    origin = paths.resolve(session, payload.path, model.tenant, now, hold=True)
     paths.check_fits(origin, model.base, models.view(model).lora)
     assert origin.checkpoint is not None
     reference = paths.taken_from(origin.checkpoint, payload.optimizer)
@@ -161,7 +163,7 @@ def _load(session: Session, payload: LoadPayload, model: ModelRow, now: float) -
 
 def _teacher(session: Session, payload: ReverseKlPayload, model: ModelRow, now: float) -> dict[str, Any]:
     """What a reverse KL is measured from: of any shape, on the same base."""
-    origin = paths.resolve(session, payload.reference, model.tenant, now)
+    origin = paths.resolve(session, payload.reference, model.tenant, now, hold=True)
     paths.check_fits(origin, model.base, origin.lora)
     assert origin.checkpoint is not None
     reference = paths.taken_from(origin.checkpoint, optimizer=False)
@@ -207,13 +209,20 @@ def _add(session: Session, request: Submit, model: ModelRow, details: dict[str, 
     return row
 
 
-def find(session: Session, request_id: str, tenant: str | None, lock: bool = False) -> OperationRow:
+def find(session: Session, request_id: str, tenant: str | None) -> OperationRow:
     """Raises Refused (404), also for another tenant's."""
-    query = select(OperationRow).where(OperationRow.request_id == request_id)
-    row = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    row = session.scalars(select(OperationRow).where(OperationRow.request_id == request_id)).one_or_none()
     if row is None or (tenant is not None and row.tenant != tenant):
         raise Refused(f"there is no operation {request_id[:40]}", code="not_found", status=404)
     return row
+
+
+def locked(session: Session, request_id: str, tenant: str | None) -> tuple[OperationRow, ModelRow | None]:
+    """The same, to be changed, with its model; that is locked first, as by whoever takes its operations."""
+    row = find(session, request_id, tenant)
+    model = models.find(session, row.model_id, None, lock=True) if row.model_id is not None else None
+    session.refresh(row, with_for_update=True)
+    return row, model
 
 
 def show(session: Session, request_id: str, tenant: str | None, now: float) -> OperationView:
@@ -222,11 +231,10 @@ def show(session: Session, request_id: str, tenant: str | None, now: float) -> O
 
 def cancel(session: Session, request_id: str, tenant: str | None, rules: OperationRules, now: float) -> OperationView:
     """What no worker has taken fails as cancelled; everything else stays as it is."""
-    row = find(session, request_id, tenant, lock=True)
+    row, model = locked(session, request_id, tenant)
     if row.state == "queued" and row.worked_at is None and row.kind != "unload_model":
         outcomes.fail(session, row, "cancelled by its client", "user", now)
-        if row.model_id is not None:
-            model = models.find(session, row.model_id, None, lock=True)
+        if model is not None:
             models.settle(session, model, rules, now)
             signals.operations_wait(session, model, rules, now)
     return outcomes.view(row, now)

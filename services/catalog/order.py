@@ -90,8 +90,11 @@ def fail_behind_gap(session: Session, model: ModelRow, rules: OperationRules, si
     first = pending(session, model, 1)
     if not first or not _behind_gap(first[0], model.next_seq):
         return False
+    session.refresh(model, with_for_update=True)  # at another catalog the number may be coming just now
     rows = [row for row in pending(session, model) if row.kind != "unload_model"]
-    if not rows or now - max(since, min(row.accepted_at for row in rows)) < rules.operation_gap_s:
+    if not rows or not _behind_gap(rows[0], model.next_seq):
+        return False
+    if now - max(since, min(row.accepted_at for row in rows)) < rules.operation_gap_s:
         return False
     for row in rows:
         message = (

@@ -58,13 +58,18 @@ def put(
     base: str,
     what: Named,
     ttl_s: float | None,
+    rules: OperationRules,
     now: float,
 ) -> PathRow:
-    """Whatever it named before; a revision that it named stays what it is."""
+    """Whatever it named before; a revision that it named stays what it is. One that expired is gone, also where
+    no look has taken it away yet."""
     query = select(PathRow).where(PathRow.model_id == at.model_id, PathRow.kind == at.kind, PathRow.name == at.name)
     row = session.scalars(query).one_or_none()
     if row is None:
         row = PathRow(model_id=at.model_id, kind=at.kind, name=at.name, tenant=tenant, published=False)
+    expired = row.expires_at is not None and row.expires_at <= now
+    former = row.revision if expired else None
+    row.published = row.published and not expired
     row.base, row.lora, row.train_unembed = base, dict(what.lora), what.train_unembed
     row.revision = what.revision.revision if what.revision is not None else None
     row.run_id, row.step = what.run_id, what.step
@@ -78,6 +83,8 @@ def put(
     _hold(session, row, what.files.values())
     if what.revision is not None:
         ephemeral.keep(what.revision)
+    if former is not None:
+        ephemeral.let_go(session, former, rules, now)
     return row
 
 
@@ -110,10 +117,11 @@ def change(session: Session, request: ChangePath, now: float) -> PathView:
     return paths.view(session, row)
 
 
-def copy(session: Session, request: CopyPath, now: float) -> PathView:
+def copy(session: Session, request: CopyPath, rules: OperationRules, now: float) -> PathView:
     """The tenant's own or a published one, under a path of a model of the tenant. Raises Refused: 404 for either that
     is not there, 409 for a taken name."""
-    source, target = paths.resolve(session, request.source, request.tenant, now), paths.parse(request.target)
+    source = paths.resolve(session, request.source, request.tenant, now, hold=True)
+    target = paths.parse(request.target)
     model = models.find(session, target.model_id, request.tenant)
     if source.kind != target.kind:
         raise Refused(
@@ -133,7 +141,7 @@ def copy(session: Session, request: CopyPath, now: float) -> PathView:
         files=files,
         revision=revision if source.kind == "sampler_weights" else None,
     )
-    return paths.view(session, put(session, target, model.tenant, source.base, what, None, now))
+    return paths.view(session, put(session, target, model.tenant, source.base, what, None, rules, now))
 
 
 def delete(session: Session, text: str, tenant: str | None, rules: OperationRules, now: float) -> None:

@@ -83,21 +83,23 @@ def _is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and text.isprintable() and ".." not in text
 
 
-def find(session: Session, named: PathName, now: float) -> PathRow | None:
-    """Whoever's it is."""
+def find(session: Session, named: PathName, now: float, hold: bool = False) -> PathRow | None:
+    """Whoever's it is. `hold`: it stays as it is until the transaction ends, by when its files have another use."""
     query = select(PathRow).where(
         PathRow.model_id == named.model_id, PathRow.kind == named.kind, PathRow.name == named.name
     )
-    return session.scalars(query.where(or_(PathRow.expires_at.is_(None), PathRow.expires_at > now))).one_or_none()
+    query = query.where(or_(PathRow.expires_at.is_(None), PathRow.expires_at > now))
+    return session.scalars(query.with_for_update(read=True) if hold else query).one_or_none()
 
 
-def resolve(session: Session, text: str, tenant: str | None, now: float) -> PathView:
-    """The tenant's own or a published one. Raises Refused: 400 for what is no path, 404 for all others."""
+def resolve(session: Session, text: str, tenant: str | None, now: float, hold: bool = False) -> PathView:
+    """The tenant's own or a published one; `hold` as in `find`. Raises Refused: 400 for what is no path, 404 for all
+    others."""
     named = parse(text)
-    row = find(session, named, now)
+    row = find(session, named, now, hold)
     if row is not None and (tenant is None or row.tenant == tenant or row.published):
         return view(session, row)
-    found = _of_a_run(session, named, tenant)
+    found = _of_a_run(session, named, tenant, hold)
     if found is None:
         raise Refused(f"there is no path {text[:400]}", code="not_found", status=404)
     return found
@@ -139,7 +141,7 @@ def _adapter_of(session: Session, run_id: str, step: int) -> CheckpointRef | Non
     return _reference(lasting(row.files), step) if row is not None else None
 
 
-def _of_a_run(session: Session, named: PathName, tenant: str | None) -> PathView | None:
+def _of_a_run(session: Session, named: PathName, tenant: str | None, hold: bool) -> PathView | None:
     """`tinker://<run id>/weights/<step>`, or `…/sampler_weights/<step>` where the step has a revision."""
     run = runs.find(session, named.model_id)
     if run is None or run.method == TINKER or run.tenant is None or tenant not in (None, run.tenant):
@@ -147,7 +149,7 @@ def _of_a_run(session: Session, named: PathName, tenant: str | None) -> PathView
     if not re.fullmatch(r"[0-9]{1,9}", named.name) or run.lora is None or run.base is None:
         return None
     step = int(named.name)
-    checkpoint = session.get(CheckpointRow, (run.run_id, step))
+    checkpoint = session.get(CheckpointRow, (run.run_id, step), with_for_update={"read": True} if hold else None)
     query = select(RevisionRow).where(RevisionRow.run_id == run.run_id, RevisionRow.step == step)
     revision = session.scalars(query).one_or_none()
     if (checkpoint if named.kind == "weights" else revision) is None:

@@ -35,7 +35,9 @@ def thin(session: Session, run_id: str) -> list[str]:
     named = [commands.command_id(run_id, "export", step) for step in steps]
     exports = select(CommandRow.step).where(CommandRow.command_id.in_(named))
     exporting = set(session.scalars(exports.where(CommandRow.state.in_(("open", "committed")))))
-    aliased = set(session.scalars(select(AliasRow.revision).where(AliasRow.revision.in_(revisions.values()))))
+    # By their policy, which has an index.
+    aliases = select(AliasRow.revision).where(AliasRow.policy.in_({row.policy for row in rows}))
+    aliased = set(session.scalars(aliases.where(AliasRow.revision.in_(revisions.values()))))
     freed: list[str] = []
     for row in rows:
         revision = revisions.get(row.step)

@@ -36,7 +36,7 @@ def path_routes(parts: Parts) -> APIRouter:
 
     @router.post("/copy")
     async def copy(request: CopyPath) -> PathView:
-        return await database.write(path_changes.copy, request, clock())
+        return await database.write(path_changes.copy, request, rules, clock())
 
     @router.post("/import")
     async def import_path(request: ImportPath) -> OperationView:

@@ -12,7 +12,18 @@ from mint_schemas.commands import CheckpointRef, ExportRequested
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from services.catalog import commands, emit, ephemeral, file_uses, models, outcomes, path_changes, paths, samplers
+from services.catalog import (
+    commands,
+    emit,
+    ephemeral,
+    file_uses,
+    models,
+    outcomes,
+    path_changes,
+    paths,
+    samplers,
+    sessions,
+)
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, OperationRow
 from services.catalog.orders import lora_of, parent_at
@@ -76,9 +87,13 @@ def _issue(
     failed.issues += 1
 
 
-def _waiting(session: Session, run: RunRow) -> list[OperationRow]:
-    model_id = select(ModelRow.model_id).where(ModelRow.run_id == run.run_id).scalar_subquery()
-    query = select(OperationRow).where(OperationRow.model_id == model_id, OperationRow.done_at.is_(None))
+def _locked(session: Session, run: RunRow) -> ModelRow:
+    """Before its saves are looked at, which another catalog may be ending just now."""
+    return session.scalars(select(ModelRow).where(ModelRow.run_id == run.run_id).with_for_update()).one()
+
+
+def _waiting(session: Session, model: ModelRow) -> list[OperationRow]:
+    query = select(OperationRow).where(OperationRow.model_id == model.model_id, OperationRow.done_at.is_(None))
     query = query.where(OperationRow.worked_at.is_not(None), OperationRow.export.is_not(None))
     # Put in order here: asked to, the database would walk through every operation that the model ever had.
     return sorted(session.scalars(query), key=lambda row: (row.seq_id, row.place))
@@ -95,7 +110,8 @@ def run_ids() -> Select[str]:
 
 def settle(session: Session, run: RunRow, rules: OperationRules, now: float) -> None:
     """Register what has been exported, and end the saves that wait for it."""
-    for row in _waiting(session, run):
+    model = _locked(session, run)
+    for row in _waiting(session, model):
         export = session.get(CommandRow, row.export)
         if export is None or export.state != "committed":
             continue
@@ -107,17 +123,19 @@ def settle(session: Session, run: RunRow, rules: OperationRules, now: float) -> 
             file_uses.use(session, ephemeral.revision_use(revision.revision), [held])
             revision.ephemeral = True
         if revision.ephemeral:
-            revision.expires_at = now + rules.ephemeral_ttl_s
-        model = models.find(session, row.model_id or "", None, lock=True)
-        _complete(session, model, row, revision, now)
+            is_over = model.session_id is not None and sessions.find(session, model.session_id, None).state != "open"
+            revision.expires_at = now + (rules.grace_s if is_over else rules.ephemeral_ttl_s)
+        _complete(session, model, row, revision, rules, now)
         file_uses.drop(session, outcomes.use_of(row))
         models.settle(session, model, rules, now)
 
 
-def _complete(session: Session, model: ModelRow, row: OperationRow, revision: RevisionRow, now: float) -> None:
+def _complete(
+    session: Session, model: ModelRow, row: OperationRow, revision: RevisionRow, rules: OperationRules, now: float
+) -> None:
     try:
         if row.details["name"]:
-            result = outcomes.saved(path=_put(session, model, row, revision, now))
+            result = outcomes.saved(path=_put(session, model, row, revision, rules, now))
         else:
             number = row.details["sampling_session_seq_id"]
             result = outcomes.saved(sampling_session_id=samplers.for_save(session, model, number, revision, row, now))
@@ -127,13 +145,15 @@ def _complete(session: Session, model: ModelRow, row: OperationRow, revision: Re
     outcomes.finish(session, row, result, now)
 
 
-def _put(session: Session, model: ModelRow, row: OperationRow, revision: RevisionRow, now: float) -> str:
+def _put(
+    session: Session, model: ModelRow, row: OperationRow, revision: RevisionRow, rules: OperationRules, now: float
+) -> str:
     at = paths.PathName(model.model_id, "sampler_weights", row.details["name"])
     taken = None if row.details["overwrite"] else path_changes.is_taken(session, at, now)
     if taken is not None:
         raise Refused(taken, code="path_taken")
     what = path_changes.Named(model.run_id, revision.step, model.lora, model.train_unembed, {}, revision)
-    path_changes.put(session, at, model.tenant, model.base, what, row.details["ttl_s"], now)
+    path_changes.put(session, at, model.tenant, model.base, what, row.details["ttl_s"], rules, now)
     return paths.uri(at.model_id, at.kind, at.name)
 
 
@@ -141,10 +161,11 @@ def export_failed(
     session: Session, run: RunRow, command: CommandRow, reason: str, rules: OperationRules, now: float
 ) -> None:
     """The saves that wait for it fail; the model goes on."""
+    model = _locked(session, run)
     command.state = "closed"
-    for row in _waiting(session, run):
+    for row in _waiting(session, model):
         if row.export == command.command_id:
             message = f"the adapter of step {command.step} could not be exported: {reason}"
             outcomes.fail(session, row, message, "server", now)
             file_uses.drop(session, outcomes.use_of(row))
-            models.settle(session, models.find(session, row.model_id or "", None, lock=True), rules, now)
+            models.settle(session, model, rules, now)

@@ -63,7 +63,7 @@ def new_sampler(session: Session, request: NewSampler, rules: OperationRules, no
     """The same again: the same sampler. Raises Refused as `subject_of`; 409 for another content under the number, 410
     for a session that is over."""
     outcomes.check_number("sampling_session_seq_id", request.sampling_session_seq_id)
-    owner = sessions.find(session, request.session_id, request.tenant)
+    owner = sessions.find(session, request.session_id, request.tenant, lock=True)
     digest = hashlib.sha256(canonical_json([request.base, request.path])).hexdigest()
     known = session.get(SamplerRow, _name(owner.session_id, request.sampling_session_seq_id))
     if known is not None:
@@ -85,7 +85,7 @@ def for_save(
     if model.session_id is None:
         raise Refused(f"model {model.model_id} has no session, so its saves need names")
     known = session.get(SamplerRow, _name(model.session_id, number))
-    if known is not None and known.digest != save.digest:
+    if known is not None and (known.digest, known.revision) != (save.digest, revision.revision):
         raise _taken(known)
     if known is None:
         subject = Subject(revision.base, revision.revision, revision.adapter_sha256)
@@ -145,7 +145,7 @@ def join(session: Session, sampler_id: str, tenant: str | None, now: float) -> S
     """One more client: the first one that joins is number 1. Raises Refused (404); 410 for a session that is over."""
     find(session, sampler_id, tenant)
     row = session.get_one(SamplerRow, sampler_id, with_for_update=True)
-    sessions.touch(sessions.find(session, row.session_id, None), now)
+    sessions.touch(sessions.find(session, row.session_id, None, lock=True), now)
     row.clients += 1
     session.flush()
     return SamplerJoined(client=row.clients)

@@ -41,7 +41,7 @@ def submit(session: Session, request: SubmitSample, rules: OperationRules, now: 
                 message = f"sample {request.seq_id} of {sampler.sampler_id} exists with another content"
                 raise Refused(f"{message}; number the next one higher", code="other_payload", status=409)
             return outcomes.view(known, now)
-        sessions.touch(sessions.find(session, sampler.session_id, None), now)
+        sessions.touch(sessions.find(session, sampler.session_id, None, lock=True), now)
     tenant = sampler.tenant if sampler is not None else request.tenant
     if tenant is None:
         raise Refused("a sample without a sampling session needs a tenant")

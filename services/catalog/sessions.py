@@ -59,9 +59,10 @@ def new_session(session: Session, request: NewSession, rules: OperationRules, no
     return view(session, row)
 
 
-def find(session: Session, session_id: str, tenant: str | None) -> SessionRow:
-    """Raises Refused (404), also for another tenant's."""
-    row = session.scalars(select(SessionRow).where(SessionRow.session_id == session_id)).one_or_none()
+def find(session: Session, session_id: str, tenant: str | None, lock: bool = False) -> SessionRow:
+    """`lock`: so that it does not end meanwhile. Raises Refused (404), also for another tenant's."""
+    query = select(SessionRow).where(SessionRow.session_id == session_id)
+    row = session.scalars(query.with_for_update(key_share=True) if lock else query).one_or_none()
     if row is None or (tenant is not None and row.tenant != tenant):
         raise Refused(f"there is no session {session_id[:64]}", code="not_found", status=404)
     return row
@@ -76,14 +77,14 @@ def touch(row: SessionRow, now: float) -> None:
 
 
 def heartbeat(session: Session, session_id: str, tenant: str | None, now: float) -> SessionView:
-    row = find(session, session_id, tenant)
+    row = find(session, session_id, tenant, lock=True)
     touch(row, now)
     return view(session, row)
 
 
 def finish(session: Session, session_id: str, request: FinishSession, rules: OperationRules, now: float) -> SessionRow:
     """Again: nothing changes. Its models are unloaded by whoever calls this."""
-    row = find(session, session_id, request.tenant)
+    row = find(session, session_id, request.tenant, lock=True)
     if row.state == "open":
         _end(session, row, "finished", request.reason, rules, now)
     return row
@@ -95,7 +96,7 @@ def silent(session: Session, rules: OperationRules, since: float, now: float) ->
     if now - since < rules.session_ttl_s:
         return []
     query = select(SessionRow).where(SessionRow.state == "open", SessionRow.seen_at < now - rules.session_ttl_s)
-    rows = list(session.scalars(query))
+    rows = list(session.scalars(query.with_for_update(skip_locked=True, key_share=True)))
     for row in rows:
         _end(session, row, "expired", f"no heartbeat for {rules.session_ttl_s:g} s", rules, now)
     return rows

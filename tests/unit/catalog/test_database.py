@@ -13,7 +13,8 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import select
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from services.catalog.database import Database, sqlite_url
@@ -204,6 +205,47 @@ def test_a_read_that_breaks_with_its_result_unread_locks_nobody_out(tmp_path: Pa
     for number in range(4):
         lab.request(sft(f"acme/b{number}"))
     assert "before" in str(kept.value)
+    lab.close()
+
+
+def _policy() -> PolicyRow:
+    return PolicyRow(policy="a/b", tenant="a", base="x", created_at=0.0, last_number=0)
+
+
+def test_who_loses_a_race_for_a_row_finds_it(tmp_path: Path) -> None:
+    """On PostgreSQL another process may insert between the look and the insert, and its client must see no 500."""
+    lab = Lab(tmp_path)
+    told: list[object] = []
+    lab.database.committed = lambda info: told.append(dict(info))
+    looks: list[int] = []
+
+    def enter(session: Session) -> str:
+        looks.append(len(looks))
+        session.info["attempt"] = len(looks)
+        if len(looks) == 2:  # the other's transaction is committed by now
+            session.add(_policy())
+            session.flush()
+        if session.get(PolicyRow, "a/b") is None:
+            session.connection().execute(insert(PolicyRow).values(policy="a/b", tenant="a", base="x", created_at=0.0))
+            session.add(_policy())
+            session.flush()
+        return "there"
+
+    assert lab.database.write_now(enter) == "there"
+    assert told == [{"attempt": 2}]
+    lab.close()
+
+
+def test_what_can_never_be_written_is_an_error_in_the_end(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+
+    def orphan(session: Session) -> None:
+        session.add(AliasRow(policy="no/body", alias="live", revision="no/body@1", version=1))
+        session.flush()
+
+    with pytest.raises(IntegrityError):
+        lab.database.write_now(orphan)
+    assert lab.rows(AliasRow) == []
     lab.close()
 
 

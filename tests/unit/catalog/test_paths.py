@@ -124,7 +124,7 @@ def test_an_expiry_can_be_taken_away(lab: Lab, ops: Ops) -> None:
 def test_a_copy_shares_the_files_and_each_goes_alone(lab: Lab, ops: Ops) -> None:
     _, path = _saved(ops)
     target = f"tinker://{ops.opened()}/weights/copy"
-    ops.write(path_changes.copy, CopyPath(source=path, target=target, tenant=TENANT), ops.now())
+    ops.write(path_changes.copy, CopyPath(source=path, target=target, tenant=TENANT), ops.rules, ops.now())
     assert ops.resolve(target).checkpoint == ops.resolve(path).checkpoint
     ops.write(path_changes.delete, path, TENANT, ops.rules, ops.now())
     assert _status(ops.resolve, path) == 404
@@ -136,12 +136,12 @@ def test_a_copy_shares_the_files_and_each_goes_alone(lab: Lab, ops: Ops) -> None
 def test_a_copy_takes_no_name_that_is_taken_and_no_foreign_model(ops: Ops) -> None:
     model_id, path = _saved(ops)
     again = CopyPath(source=path, target=path, tenant=TENANT)
-    assert _status(ops.write, path_changes.copy, again, ops.now()) == 409
+    assert _status(ops.write, path_changes.copy, again, ops.rules, ops.now()) == 409
     foreign = ops.opened("other")
     copy = CopyPath(source=path, target=f"tinker://{foreign}/weights/x", tenant=TENANT)
-    assert _status(ops.write, path_changes.copy, copy, ops.now()) == 404
+    assert _status(ops.write, path_changes.copy, copy, ops.rules, ops.now()) == 404
     other_kind = CopyPath(source=path, target=f"tinker://{model_id}/sampler_weights/x", tenant=TENANT)
-    assert _status(ops.write, path_changes.copy, other_kind, ops.now()) == 400
+    assert _status(ops.write, path_changes.copy, other_kind, ops.rules, ops.now()) == 400
 
 
 def test_a_load_gets_its_checkpoint_when_it_is_accepted(lab: Lab, ops: Ops) -> None:
@@ -273,3 +273,27 @@ def test_an_import_whose_manifest_says_something_else_is_refused(ops: Ops) -> No
     wrong = request.model_copy(update={"manifest": request.manifest.model_copy(update={"adapter_sha256": sha("z")})})
     with pytest.raises(Refused, match="adapter_sha256"):
         _imported(ops, wrong)
+
+
+def test_a_name_that_expired_is_taken_anew_without_what_it_was(lab: Lab, ops: Ops) -> None:
+    """Whoever read the old weights must not read the new ones, and the old revision goes as if the look had come."""
+    model_id = ops.opened()
+    ops.submit(model_id, 1, "optim_step")
+    ops.save(model_id, 2, "x", ttl_s=60.0)
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    path = f"tinker://{model_id}/sampler_weights/x"
+    _change(ops, path, published=True)
+    lab.clock.now += 61
+    ops.submit(model_id, 3, "optim_step")
+    ops.save(model_id, 4, "x")
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    assert not ops.resolve(path).published
+    assert _status(ops.resolve, path, "other") == 404
+    assert [row.ephemeral for row in lab.rows(RevisionRow)] == [True, False]
+
+
+def test_an_import_into_a_session_of_another_tenant_is_refused(ops: Ops) -> None:
+    for session_id in (ops.session("other"), "no-such-session"):
+        assert _status(_imported, ops, _import().model_copy(update={"session_id": session_id})) == 404

@@ -16,7 +16,7 @@ from services.catalog.drive import Driver
 from services.catalog.handlers import TRAIN, Handlers
 from services.catalog.moves import Mover
 from services.catalog.outbox import Relay
-from services.catalog.tables import CommandRow, FileRow, OutboxRow, PrewarmRow, RevisionRow, RunRow
+from services.catalog.tables import CheckpointRow, CommandRow, FileRow, OutboxRow, PrewarmRow, RevisionRow, RunRow
 from services.catalog.validate import Validator
 from shared.bus.received import DEAD_REASON, DEAD_SUBJECT, Received
 from shared.catalog.api import MoveAlias
@@ -67,6 +67,26 @@ async def test_a_dead_export_of_a_model_fails_its_save_and_nothing_else(lab: Lab
     assert failure is not None
     assert "no such tensor" in failure.message
     assert ops.run(model_id).state == "running"
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
+async def test_the_checkpoints_of_a_model_go_however_it_ended(lab: Lab, handlers: Handlers, state: Any) -> None:
+    ops = Ops(lab, session_ttl_s=1e9)
+    model_id = ops.opened()
+    ops.submit(model_id, 1, "optim_step")
+    Learner(ops).drain(model_id)
+    run_id = ops.model(model_id).run_id
+
+    def end(session: Session) -> None:
+        run = runs.find(session, run_id)
+        assert run is not None
+        runs.end(session, run, state, "", lab.bases, 0.0)
+
+    lab.database.write_now(end)
+    assert len(lab.rows(CheckpointRow)) == 1
+    envelope, body = Envelope(f"mint.v1.run.{state}", "mint/catalog", "1"), f'{{"run_id": "{run_id}"}}'.encode()
+    await handlers.event(Received(envelope, body, "tiny-llama", f"mint.v1.run.{state}.tiny-llama", 1, {}))
+    assert lab.rows(CheckpointRow) == []
 
 
 async def test_a_dead_sample_request_fails_the_sample(lab: Lab, handlers: Handlers) -> None:

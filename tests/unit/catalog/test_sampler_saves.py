@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.catalog import aliases, retention, sampler_saves
+from services.catalog import aliases, path_changes, retention, sampler_saves
 from services.catalog.operation_tables import FileUseRow
 from services.catalog.tables import CheckpointRow, CommandRow, FileRow, RevisionRow
 from shared.catalog.api import ExportResult
 from shared.errors import Refused
-from tests.catalog_kit import Lab
-from tests.operations_kit import Learner, Ops, saved
+from shared.operations.payload import SavePayload
+from tests.catalog_kit import Lab, sft
+from tests.operations_kit import TENANT, Learner, Ops, saved
 
 
 @pytest.fixture
@@ -238,3 +239,50 @@ def test_the_adapter_of_a_saved_state_stays_to_be_loaded(lab: Lab, ops: Ops) -> 
     assert set(found.checkpoint.files) == {"adapter.safetensors", "state.json"}
     named = {row.key for row in lab.rows(FileRow)}
     assert {ref.key for ref in found.checkpoint.files.values()} <= named
+
+
+def test_a_sampling_session_is_not_given_out_again_for_other_weights(ops: Ops) -> None:
+    model_id = _trained(ops)
+    payload = SavePayload("sampler_weights", "", sampling_session_seq_id=1)
+    first = ops.submit(model_id, 3, "save_sampler_weights", payload)
+    again = ops.submit(model_id, 4, "save_sampler_weights", payload)
+    ops.submit(model_id, 5, "optim_step")
+    other = ops.submit(model_id, 6, "save_sampler_weights", payload)
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    ops.export(model_id)
+    assert saved(ops.view(first.request_id)) == saved(ops.view(again.request_id))
+    failure = ops.view(other.request_id).failure
+    assert failure is not None
+    assert "exists with another content" in failure.message
+
+
+def test_a_save_that_outlives_its_session_leaves_its_revision_the_grace_alone(lab: Lab, ops: Ops) -> None:
+    model_id = _trained(ops)
+    ops.save(model_id, 3)
+    Learner(ops).drain(model_id)
+    ops.finish(model_id.split(":")[0])
+    ops.export(model_id)
+    (row,) = lab.rows(RevisionRow)
+    assert row.expires_at == lab.clock.now + ops.rules.grace_s
+
+
+def test_a_revision_that_a_run_continues_stays_as_long_as_the_run_goes_on(lab: Lab, ops: Ops) -> None:
+    model_id = _trained(ops)
+    ops.save(model_id, 3)
+    Learner(ops).drain(model_id)
+    ops.export(model_id)
+    parent = f"{ops.model(model_id).policy}@1"
+    refused = lab.run(lab.request({**sft(), "parent": parent}))
+    assert (refused.state, "ephemeral" in refused.outcome) == ("failed", True)
+    ops.save(model_id, 4, "kept")
+    Learner(ops).drain(model_id)
+    run_id = lab.request({**sft(), "parent": parent})
+    assert lab.run(run_id).state == "running"
+    ops.write(path_changes.delete, f"tinker://{model_id}/sampler_weights/kept", TENANT, ops.rules, ops.now())
+    lab.clock.now += ops.rules.grace_s + 1
+    ops.look()
+    assert [row.revision for row in lab.rows(RevisionRow)] == [parent]
+    lab.finish(run_id)
+    ops.look()
+    assert parent not in [row.revision for row in lab.rows(RevisionRow)]

@@ -141,7 +141,7 @@ def test_another_tenants_weights_are_sampled_with_while_they_are_published_or_co
     publish(True)
     session_id = ops.session("other")
     borrowed = ops.new_sampler(session_id, 1, path=path).sampler_id
-    ops.write(path_changes.copy, CopyPath(tenant="other", source=path, target=copy), ops.now())
+    ops.write(path_changes.copy, CopyPath(tenant="other", source=path, target=copy), ops.rules, ops.now())
     copied = ops.new_sampler(session_id, 2, path=copy).sampler_id
     own = ops.new_sampler(ops.session(), 3, path=path).sampler_id
     first = ops.submit_sample(borrowed, 0)
