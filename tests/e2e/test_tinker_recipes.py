@@ -106,12 +106,13 @@ def arithmetic(desk: Desk, log: Path, steps: int, state: str, **more: Any) -> Li
 
 
 def recipe(desk: Desk, name: str, log: Path, steps: int, **settings: Any) -> Lines:
-    """What it measured in each step."""
+    """What it measured in each step; the newer cookbook ends with a line of sums."""
     fixed = {"model_name": SMOLLM2_NAME, "renderer_name": "qwen3_instruct", "eval_every": 0}
     chosen = {**fixed, "max_steps": steps, "log_path": log, **settings}
     arguments = [f"{key}={value}" for key, value in chosen.items()]
     desk.python("-m", f"tinker_cookbook.recipes.{name}", *arguments, timeout_s=TIMEOUT_S)
-    lines = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in found if REWARD in line or NLL in line]
     assert len(lines) == steps
     return lines
 
