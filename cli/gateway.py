@@ -76,6 +76,9 @@ class Gateway:
     def post(self, path: str, body: Any) -> Any:
         return self._call("POST", path, json=body)
 
+    def delete(self, path: str) -> Any:
+        return self._call("DELETE", path)
+
     def post_with_headers(self, path: str, body: Any) -> tuple[Any, httpx.Headers]:
         answer = self._send("POST", path, json=body)
         return answer.json(), answer.headers

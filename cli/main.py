@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from cli import data_commands, look_commands, policy_commands, run_commands, stack_commands
+from cli import data_commands, key_commands, look_commands, policy_commands, run_commands, stack_commands
 from cli.errors import FAILED, CliError
 from cli.terminal import err
 from shared.errors import MintError
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="One run.", no_args_is_help=True)
 data_app = typer.Typer(help="Your own data.", no_args_is_help=True)
+key_app = typer.Typer(help="API keys of tenants.", no_args_is_help=True)
 base_app = typer.Typer(help="Your own base models.", no_args_is_help=True)
 
 for command in (
@@ -29,6 +30,7 @@ for command in (
     run_commands.train,
     run_commands.runs,
     run_commands.cancel,
+    run_commands.evaluate,
     policy_commands.policies,
     policy_commands.revisions,
     policy_commands.alias,
@@ -44,9 +46,13 @@ run_app.command("watch")(look_commands.run_watch)
 run_app.command("plot")(look_commands.run_plot)
 run_app.command("metrics")(look_commands.run_metrics)
 data_app.command("put")(data_commands.put)
+key_app.command("create")(key_commands.create)
+key_app.command("list")(key_commands.list_keys)
+key_app.command("revoke")(key_commands.revoke)
 base_app.command("add")(stack_commands.base_add)
 app.add_typer(run_app, name="run")
 app.add_typer(data_app, name="data")
+app.add_typer(key_app, name="key")
 app.add_typer(base_app, name="base")
 
 

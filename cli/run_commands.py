@@ -1,4 +1,4 @@
-"""`mint train`, `runs`, `cancel`: asking for a better policy, and taking it back."""
+"""`mint train`, `runs`, `cancel`, `evaluate`: asking for a better policy, taking it back, scoring one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mint_schemas.training import Dpo, Grpo, Sft, Task
 from cli.follow import follow
 from cli.gateway import Gateway, run_path
 from cli.options import Data, Json, Limit, Url, connect
-from cli.spec import read_spec
+from cli.spec import read_object, read_spec
 from cli.terminal import out, print_table, show
 
 
@@ -66,6 +66,25 @@ def cancel(
     with connect(url, data) as gateway:
         run = gateway.post(f"{run_path(run_id)}/cancel", {"reason": reason})
     show(run, json, lambda it: out.print(f"run {it['run_id']} {it['state']}: {it['outcome']}", markup=False))
+
+
+def evaluate(
+    revision: Annotated[
+        str, typer.Argument(metavar="REVISION", help="tenant/policy@N, or tenant/policy for its live.")
+    ],
+    task: Annotated[str, typer.Argument(help="What it is scored on: a JSON or TOML file, or - for standard input.")],
+    items: Annotated[int, typer.Option(help="Held-out items.", min=1)] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 64,
+    url: Url = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Score a revision on a task, and wait for the score."""
+    asked = {"revision": revision, "task": read_object(task, "a task"), "items": items, "max_tokens": max_tokens}
+    with connect(url, data) as gateway:
+        run = gateway.post("/mint/v1/evaluations", asked)
+        done = follow(gateway, run["run_id"], 0)
+    show(done, json, lambda it: out.print(it["outcome"], markup=False))
 
 
 def _validate(gateway: Gateway, request: dict[str, Any], json: bool) -> None:

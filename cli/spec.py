@@ -17,6 +17,25 @@ from shared.validation import explain
 
 def read_spec(source: str) -> dict[str, Any]:
     """`source` is a path, or `-` for JSON on standard input. Raises CliError naming field and reason."""
+    found = _read(source, "a training request")
+    try:
+        TrainRequested.model_validate_json(json.dumps(found))
+    except ValidationError as error:
+        raise CliError(f"{source}: " + "; ".join(explain(error)), BAD_INPUT) from error
+    return found
+
+
+def read_object(source: str, what: str) -> dict[str, Any]:
+    """As `read_spec`, against no contract."""
+    found = _read(source, what)
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError as error:
+        raise CliError(f"{source} holds what JSON has no word for: {error}", BAD_INPUT) from error
+    return found
+
+
+def _read(source: str, what: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         found = tomllib.loads(text) if source.endswith(".toml") else json.loads(text)
@@ -25,9 +44,9 @@ def read_spec(source: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CliError(f"{source} is neither JSON nor, named *.toml, TOML: {error}", BAD_INPUT) from error
     if not isinstance(found, dict):
-        raise CliError(f"{source} holds {type(found).__name__}; a training request is an object", BAD_INPUT)
+        raise CliError(f"{source} holds {type(found).__name__}; {what} is an object", BAD_INPUT)
     try:
-        TrainRequested.model_validate_json(json.dumps(found))
-    except ValidationError as error:
-        raise CliError(f"{source}: " + "; ".join(explain(error)), BAD_INPUT) from error
+        json.dumps(found)
+    except TypeError as error:  # TOML has dates and times
+        raise CliError(f"{source} holds what JSON has no word for: {error}; write it as a text", BAD_INPUT) from error
     return found

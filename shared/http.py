@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shared.telemetry import SpanKind, span, spans
 from shared.telemetry.metrics import HTTP_SECONDS, REGISTRY
 
-__all__ = ["Health", "HttpServer"]
+__all__ = ["IDLE_S", "Health", "HttpServer"]
 
+IDLE_S = 75
+"""How long an idle connection is kept: for longer than any caller does, so that none is closed under a request."""
 _QUIET = {"/healthz", "/metrics"}
 
 
@@ -54,7 +56,14 @@ class HttpServer:
         self.app.add_middleware(Traced)
         _add_standard_routes(self.app, health)
         self._server = _Server(
-            uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                self.app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+                timeout_keep_alive=IDLE_S,
+            )
         )
 
     async def __aenter__(self) -> HttpServer:

@@ -20,6 +20,7 @@ from services.gateway.edge import Gateway
 from services.gateway.identity import Keys
 from services.gateway.resolution import Resolver
 from services.gateway.routes import routers
+from services.gateway.tokens import Tokens
 from services.learner.convert_smollm2 import TOKENIZER_FILES
 from services.serving.replica import ServingReplica
 from shared.bases import Base, load_base
@@ -32,6 +33,7 @@ from shared.text.codec import TextCodec
 from tests.serving_kit import BASE_NAME, BASE_TOKEN, Stage, make_base, until
 from tests.tiny import tokenizer_directory
 from tests.unit.gateway.kit import FakeBus, FakeCatalog
+from tests.unit.gateway.tinker.fake_operations import FakeOperations
 
 
 class StageCatalog(FakeCatalog):
@@ -103,20 +105,21 @@ async def _serving(stage: Stage) -> AsyncIterator[ServingReplica]:
 async def _gateway(stage: Stage, codec: TextCodec) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
     settings = GatewaySettings(gateway_keys={"key-acme": "acme", "key-beta": "beta"})
-    catalog, bases = StageCatalog(stage), {BASE_NAME: stage.base}
+    catalog, bases, store = StageCatalog(stage), {BASE_NAME: stage.base}, MemoryStore()
     async with httpx.AsyncClient(trust_env=False) as http:
         sampler = RemoteSampler(stage.bus, http)
         parts = Gateway(
             settings=settings,
-            keys=Keys(settings.gateway_keys, settings.gateway_local_key),
+            keys=Keys(settings.gateway_keys, settings.gateway_local_key, tokens=Tokens("a secret")),
             bases=bases,
             codecs={BASE_NAME: codec},
             catalog=catalog,
+            operations=FakeOperations(store),
             resolver=Resolver(catalog, bases, settings.gateway_resolve_timeout_s),
             sampler=sampler,
             replicas=sampler.directory,
             tiers=sampler,
-            store=MemoryStore(),
+            store=store,
             bus=FakeBus(),
         )
         async with HttpServer(Health("gateway"), listener) as server:

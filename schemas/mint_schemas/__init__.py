@@ -6,7 +6,9 @@ from .commands import (
     Command,
     EvaluationRequested,
     ExportRequested,
+    OperationsRequested,
     RolloutRequested,
+    SampleRequested,
     UpdateRequested,
 )
 from .common import FileRef
@@ -36,6 +38,7 @@ __all__ = [
     "ExportRequested",
     "FileRef",
     "PolicyUpdated",
+    "OperationsRequested",
     "Reference",
     "RevisionEvaluated",
     "RevisionExported",
@@ -45,6 +48,7 @@ __all__ = [
     "RolloutRequested",
     "RunEnded",
     "RunStateChanged",
+    "SampleRequested",
     "TrainRequested",
     "UpdateRequested",
     "decode",

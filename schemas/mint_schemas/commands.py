@@ -11,7 +11,16 @@ from .common import Body, FileRef
 from .names import ReferenceText
 from .training import Lora, Method, Task
 
-__all__ = ["CheckpointRef", "Command", "EvaluationRequested", "ExportRequested", "RolloutRequested", "UpdateRequested"]
+__all__ = [
+    "CheckpointRef",
+    "Command",
+    "EvaluationRequested",
+    "ExportRequested",
+    "OperationsRequested",
+    "RolloutRequested",
+    "SampleRequested",
+    "UpdateRequested",
+]
 
 
 class CheckpointRef(Body):
@@ -96,6 +105,20 @@ class EvaluationRequested(_Work):
     items: int
     max_tokens: int
     seed: int
+
+
+class OperationsRequested(Body):
+    """Operations of `policy` wait. Whoever gets its lease works on them in order, and asks the catalog for them."""
+
+    policy: str
+    base: str
+
+
+class SampleRequested(Body):
+    """A sample operation waits; whoever takes it asks the catalog for its content."""
+
+    request_id: str
+    base: str
 
 
 Command = Annotated[

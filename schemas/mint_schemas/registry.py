@@ -44,6 +44,8 @@ CONTRACTS: tuple[Contract, ...] = (
     _command("update.requested", commands.UpdateRequested),
     _command("export.requested", commands.ExportRequested),
     _command("evaluation.requested", commands.EvaluationRequested),
+    _command("operations.requested", commands.OperationsRequested),
+    _command("sample.requested", commands.SampleRequested),
     _event("rollout.completed", events.RolloutCompleted),
     _event("policy.updated", events.PolicyUpdated),
     _event("revision.exported", events.RevisionExported),

@@ -1,7 +1,8 @@
 """Bring one run as far as it can go now, in one transaction.
 
 Looks at the run, plans, and carries the action out, again and again, until the run waits for workers, for
-a replica, or is over. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
+a replica, or is over. What a client commands itself is moved by its own operations; only the saves that wait for an
+export are settled here. Invariant: idempotent; called twice, or after a crash at any point, it issues nothing twice.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from mint_schemas.commands import Command
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from services.catalog import aliases, commands, orders, plan, runs, situation
+from services.catalog import aliases, commands, orders, plan, runs, sampler_saves, scorings, situation
 from services.catalog.actions import Order
+from services.catalog.model_end import TINKER
+from services.catalog.operation_rules import OperationRules
+from services.catalog.orders import EVALUATION
 from services.catalog.readiness import Readiness
 from services.catalog.register import register
 from services.catalog.situation import ReadyRules
@@ -33,6 +37,11 @@ class Surroundings:
     ready: ReadyRules
     deadline_s: float
     now: float
+    operations: OperationRules | None = None
+
+    @property
+    def rules(self) -> OperationRules:
+        return self.operations or OperationRules(self.bases, deadline_s=self.deadline_s)
 
 
 def advance(session: Session, run_id: str, around: Surroundings) -> None:
@@ -53,6 +62,9 @@ def advance(session: Session, run_id: str, around: Surroundings) -> None:
             around.now,
         )
         return
+    if run.method == TINKER:
+        sampler_saves.settle(session, run, around.rules, around.now)
+        return
     try:
         while _one_step(session, run, around):
             session.flush()
@@ -65,8 +77,7 @@ def advance(session: Session, run_id: str, around: Surroundings) -> None:
 
 def _one_step(session: Session, run: RunRow, around: Surroundings) -> bool:
     """Carry out the next action. True if the run may go on at once."""
-    seen = situation.look(session, run, around.bases, around.readiness, around.ready, around.now)
-    following = plan.next_action(seen)
+    following, done = _next(session, run, around)
     runs.enter(session, run, following.state, around.now)
     match following.action:
         case plan.Wait() | plan.AwaitReady():
@@ -88,8 +99,16 @@ def _one_step(session: Session, run: RunRow, around: Surroundings) -> bool:
         case plan.Fail(reason):
             runs.end(session, run, "failed", reason, around.bases, around.now)
             return False
-    _issue(session, run, following.action, seen.done, around)
+    _issue(session, run, following.action, done, around)
     return True
+
+
+def _next(session: Session, run: RunRow, around: Surroundings) -> tuple[plan.Next, int]:
+    """And how many optimizer steps are done."""
+    if run.method == EVALUATION:
+        return scorings.next_action(session, run, around.bases, around.readiness, around.ready, around.now), 0
+    seen = situation.look(session, run, around.bases, around.readiness, around.ready, around.now)
+    return plan.next_action(seen), seen.done
 
 
 def _issue(session: Session, run: RunRow, action: Order, done: int, around: Surroundings) -> None:

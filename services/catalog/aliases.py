@@ -127,6 +127,12 @@ def check_target(session: Session, policy: str, revision: str) -> None:
         raise Refused(
             f"{revision} is no revision of {policy}; `mint revisions {policy}` lists them", code="not_found", status=404
         )
+    if row.ephemeral:
+        raise Refused(
+            f"{revision} is ephemeral: it expires, and no alias may point at it; save the weights under a name",
+            code="ephemeral",
+            status=409,
+        )
 
 
 def _has(session: Session, policy: str) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter
 
-from services.catalog import clock, emit, outbox, sweep
+from services.catalog import clock, emit, notices, outbox, sweep
 from services.catalog.config import CatalogSettings
 from services.catalog.database import Database, sqlite_url
 from services.catalog.drive import Driver
@@ -24,11 +25,17 @@ from services.catalog.migrate import migrate
 from services.catalog.moves import Mover
 from services.catalog.outbox import Relay
 from services.catalog.parts import Parts
+from services.catalog.routes_keys import key_routes
+from services.catalog.routes_operations import operation_routes
+from services.catalog.routes_paths import path_routes
 from services.catalog.routes_policies import policy_routes
 from services.catalog.routes_runs import run_routes
+from services.catalog.routes_sessions import session_routes
 from services.catalog.routes_work import work_routes
 from services.catalog.tables import OutboxRow
 from services.catalog.validate import Validator
+from services.catalog.waiting import Waiters
+from shared import open_files
 from shared.bus.table import CATALOG_DEAD, CATALOG_EVENTS, CATALOG_TRAIN
 from shared.ending import end
 from shared.errors import Retryable
@@ -67,23 +74,43 @@ class CatalogApp:
             bases=resources.bases,
             lease_rules=LeaseRules(settings.lease_ttl_s, settings.command_deadline_s, settings.max_takes),
             clock=now,
+            waiters=Waiters(self.database),
             tenant_pins=settings.tenant_pins,
         )
+        self._freed: asyncio.Queue[list[str]] = asyncio.Queue()
         self._faults = Faults(resources.name, resources.settings.fault, resources.settings.fault_dir)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def routers(self) -> Sequence[APIRouter]:
-        return [work_routes(self.parts), run_routes(self.parts), policy_routes(self.parts)]
+        groups = (
+            work_routes,
+            run_routes,
+            policy_routes,
+            key_routes,
+            session_routes,
+            operation_routes,
+            path_routes,
+        )
+        return [routes(self.parts) for routes in groups]
 
     async def start(self) -> None:
         """Raises Fatal for a data directory that a newer build wrote."""
         await asyncio.to_thread(migrate, self.database.engine, self._where)
+        self._listen()
         try:
             await self.driver.look()
         except Retryable as error:
             _log.warning("the first look at the runs is put off to the periodic one: %s", error)
-        for work in (self.relay.run, self._watch_replicas, self.driver.run, self._measure, self._sweep):
+        for work in (
+            self.relay.run,
+            self._watch_replicas,
+            self.driver.run,
+            self.parts.waiters.run,
+            self._remove_freed,
+            self._measure,
+            self._sweep,
+        ):
             self._tasks.append(asyncio.create_task(_forever(work), name=f"catalog {work.__qualname__}"))
         bus = self._resources.bus
         await bus.advisories(self.handlers.advisory)
@@ -98,6 +125,22 @@ class CatalogApp:
     def healthy(self) -> str | None:
         ended = [task.get_name() for task in self._tasks if task.done()]
         return f"{', '.join(ended)} ended" if ended else None
+
+    def _listen(self) -> None:
+        """To what transactions say behind their commit, from the thread of each."""
+        loop = asyncio.get_running_loop()
+
+        def committed(told: Mapping[Any, Any]) -> None:
+            self.parts.waiters.committed(told)
+            keys = notices.freed_in(told)
+            if keys:
+                loop.call_soon_threadsafe(self._freed.put_nowait, keys)
+
+        self.database.committed = committed
+
+    async def _remove_freed(self) -> None:
+        while True:
+            await self.driver.remove(await self._freed.get())
 
     async def _publish(self, row: OutboxRow) -> None:
         self._faults.hit("after_row")
@@ -153,4 +196,6 @@ async def _forever(work: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def build(resources: Resources) -> AsyncIterator[CatalogApp]:
+    # Whoever waits for an operation holds a connection, and gateways wait for thousands.
+    open_files.allow_more()
     yield CatalogApp(resources, CatalogSettings())

@@ -15,7 +15,9 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from services.catalog import commands, emit, evaluations, leases, proofs, runs
+from services.catalog import commands, emit, evaluations, leases, proofs, runs, sampler_saves
+from services.catalog.model_end import TINKER
+from services.catalog.operation_rules import OperationRules
 from services.catalog.tables import CheckpointRow, CommandRow, FileRow, LeaseRow, RunRow
 from shared.bases import Base
 from shared.catalog.api import (
@@ -63,6 +65,9 @@ def commit(
     if row.state != "open" or not _is_next(session, run, row):
         return CommitRefused("wrong_step", f"{row.command_id} is not the next step of its run")
     fault = _fault(run, row, request.result, bases)
+    if fault is not None and run.method == TINKER:
+        sampler_saves.export_failed(session, run, row, fault, OperationRules(bases), now)
+        return CommitRefused("run_ended", f"the save failed: {fault}")
     if fault is not None:
         runs.end(session, run, "failed", fault, bases, now)
         return CommitRefused("run_ended", f"the run failed: {fault}")

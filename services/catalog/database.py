@@ -1,7 +1,8 @@
 """The one door to the database: an engine, and transactions that never run on the event loop.
 
-`write` runs a function in one transaction that excludes every other writer (BEGIN IMMEDIATE on SQLite);
-`read` sees one consistent snapshot. A function given to them must be plain, quick, and free of I/O.
+`write` runs a function in one transaction that excludes every other writer (BEGIN IMMEDIATE on SQLite; elsewhere those
+of the same process), and again where another process wins a race for a row; `read` sees one consistent snapshot. A
+function given to them must be plain, quick, free of I/O, and fit to be run again.
 
 Invariant: a transaction is all or nothing; an exception out of the function rolls it back.
 """
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import StaleDataError
 
 from shared.errors import MintError
 
@@ -26,6 +30,10 @@ R = TypeVar("R")
 
 FILE = "catalog.db"
 READERS = 4
+ATTEMPTS = 3
+"""Of a transaction that another process gets in the way of."""
+DEADLOCKS = ("40P01", "40001")
+"""As PostgreSQL calls them: one of two transactions that wait for each other, or that cannot both be, is ended."""
 IMMEDIATE = "mint_immediate"
 
 
@@ -55,11 +63,19 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
+def _is_race(error: DBAPIError | StaleDataError) -> bool:
+    if isinstance(error, IntegrityError | StaleDataError):
+        return True
+    return getattr(error.orig, "sqlstate", None) in DEADLOCKS
+
+
 class Database:
-    """Owns the engine and the threads that use it."""
+    """Owns the engine and the threads that use it. `committed` is called behind each write that left something in
+    `session.info`, with that, in the thread of the write."""
 
     def __init__(self, url: str) -> None:
         self.engine = open_engine(url)
+        self.committed: Callable[[Mapping[Any, Any]], None] | None = None
         self._writers = self.engine.execution_options(**{IMMEDIATE: True})
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="catalog-write")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="catalog-read")
@@ -71,9 +87,19 @@ class Database:
         return await self._run(self._read_threads, lambda: self.read_now(work, *args, **kwargs))
 
     def write_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """`write`, in the calling thread."""
-        with self._transaction(self._writers) as session:
-            return work(session, *args, **kwargs)
+        """`write`, in the calling thread. Once more where another process wrote the same row meanwhile: the second
+        time it is found."""
+        for attempt in itertools.count(1):
+            try:
+                with self._transaction(self._writers) as session:
+                    result = work(session, *args, **kwargs)
+                break
+            except (DBAPIError, StaleDataError) as error:
+                if attempt == ATTEMPTS or not _is_race(error):
+                    raise
+        if session.info and self.committed is not None:
+            self.committed(session.info)
+        return result
 
     def read_now(self, work: Callable[Concatenate[Session, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`read`, in the calling thread."""

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from mint_schemas.common import FileRef
-from mint_schemas.training import Grpo, JsonlMessages, JsonlPairs, JsonlPrompts, TaskDemonstrations, TrainRequested
+from mint_schemas.training import (
+    Grpo,
+    JsonlMessages,
+    JsonlPairs,
+    JsonlPrompts,
+    Task,
+    TaskDemonstrations,
+    TrainRequested,
+)
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from services.catalog.clock import iso
+from services.catalog.cursors import page
 from services.catalog.tables import DataRow, FileRow
+from shared.catalog.api import DataView, Page
 from shared.errors import Refused
 from shared.store import keys
 from shared.store.port import BytesDiffer, ObjectMissing, ObjectStore
@@ -64,12 +76,29 @@ def named_by(request: TrainRequested) -> list[FileRef]:
     return [part.data for part in inner if isinstance(part, JsonlPrompts | JsonlMessages | JsonlPairs)]
 
 
+def of_task(task: Task) -> list[FileRef]:
+    return [task.data] if isinstance(task, JsonlPrompts) else []
+
+
 def keep(session: Session, request: TrainRequested) -> None:
     """Name what an accepted request names, so that it stays: its upload may have died before its own row."""
-    for key, ref in {ref.key: ref for ref in named_by(request)}.items():
+    keep_files(session, request.policy.split("/", 1)[0], named_by(request))
+
+
+def keep_files(session: Session, tenant: str, refs: Iterable[FileRef]) -> None:
+    for key, ref in {ref.key: ref for ref in refs}.items():
         if session.get(FileRow, key) is None:
-            owner = f"data of {request.policy.split('/', 1)[0]}"
-            session.add(FileRow(key=key, sha256=ref.sha256, size=ref.size, owner=owner))
+            session.add(FileRow(key=key, sha256=ref.sha256, size=ref.size, owner=f"data of {tenant}"))
+
+
+def list_data(session: Session, tenant: str, limit: int, cursor: str | None) -> Page[DataView]:
+    """In order of sha256, which the key of the table gives without sorting."""
+    query = select(DataRow).where(DataRow.tenant == tenant)
+    return page(session, query, DataRow.sha256, limit, cursor, _view, descending=False)
+
+
+def _view(row: DataRow) -> DataView:
+    return DataView(key=row.key, sha256=row.sha256, size=row.size, created_at=iso(row.created_at))
 
 
 def find(session: Session, tenant: str, sha256: str) -> FileRef:

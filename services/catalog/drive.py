@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, not_, or_, select
 from sqlalchemy.orm import Session
 
-from services.catalog import commands, retention, runs
+from services.catalog import commands, retention, runs, sampler_saves, upkeep
 from services.catalog.advance import Surroundings, advance
 from services.catalog.clock import Clock
 from services.catalog.config import CatalogSettings
 from services.catalog.database import Database
+from services.catalog.model_end import TINKER
+from services.catalog.operation_rules import rules_of
 from services.catalog.readiness import Readiness, Replicas
 from services.catalog.residency import desired
 from services.catalog.situation import ReadyRules
@@ -48,6 +50,8 @@ class Driver:
         self.replicas = Replicas()
         self._database, self._bases, self._store = database, bases, store
         self._settings, self._clock = settings, clock
+        self.rules = rules_of(settings, bases)
+        self._listening_since = clock()
         self._write_desired, self._wake_relay = write_desired, wake_relay
         self._written: dict[str, Desired] = {}
         self._residency = asyncio.Lock()
@@ -62,9 +66,14 @@ class Driver:
             ready=ReadyRules(self._settings.ready_timeout_s, self._settings.min_ready),
             deadline_s=self._settings.command_deadline_s,
             now=self._clock(),
+            operations=self.rules,
         )
         await self._database.write(advance, run_id, around)
         await self.settle()
+
+    def wake(self) -> None:
+        """After a transaction that needs nothing resident: send what it promised."""
+        self._wake_relay()
 
     async def settle(self) -> None:
         """After a transaction: send what it promised, and want resident what it needs."""
@@ -85,7 +94,7 @@ class Driver:
 
     async def advance_all(self) -> None:
         """Every run that is not over, and the queued ones behind them."""
-        await self._advance_each(await self._database.read(_unfinished))
+        await self._advance_each(await self._database.read(_unfinished, self._bases))
 
     async def _advance_each(self, run_ids: list[str]) -> None:
         """One run that cannot be looked at keeps none of the others from moving on."""
@@ -114,6 +123,13 @@ class Driver:
         if silent:
             _log.warning("sent again, silent past the deadline: %s", ", ".join(silent))
         await self._database.write(_forget_prewarms, self._clock())
+        for chore in upkeep.CHORES:
+            for _ in range(upkeep.ROUNDS):
+                done = await self._database.write(chore, self.rules, self._listening_since, self._clock())
+                if done:
+                    _log.info("%s: %d, among them %s", chore.__name__, len(done), ", ".join(done[:5]))
+                if len(done) < upkeep.BATCH:
+                    break
         await self.advance_all()
         await self.refresh_residency(rewrite=True)
 
@@ -132,16 +148,22 @@ class Driver:
 
     async def thin(self, run_id: str) -> None:
         """Let go of training checkpoints that need not stay. Files that cannot be deleted now are swept later."""
-        for key in await self._database.write(retention.thin, run_id):
+        await self.remove(await self._database.write(retention.thin, run_id))
+
+    async def remove(self, keys: Iterable[str]) -> None:
+        """Files that no row names any more."""
+        for key in keys:
             try:
                 await self._store.delete(key)
             except Exception as error:
                 _log.warning("cannot delete %s now, the sweeper will: %s", key, error)
 
 
-def _unfinished(session: Session) -> list[str]:
+def _unfinished(session: Session, bases: Mapping[str, Base]) -> list[str]:
+    """Without the models that a client has open and that no save waits for, of which there may be thousands."""
     query = select(RunRow.run_id).where(RunRow.state.in_((*runs.ACTIVE, "queued"))).order_by(RunRow.seq)
-    return list(session.scalars(query))
+    idle = (RunRow.method == TINKER) & RunRow.base.in_(list(bases)) & RunRow.run_id.not_in(sampler_saves.run_ids())
+    return list(session.scalars(query.where(or_(RunRow.method.is_(None), not_(idle)))))
 
 
 def _waiting(session: Session) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,14 +16,20 @@ from sqlalchemy.exc import OperationalError
 from shared.errors import Fatal, Refused, Retryable
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""As JSON writes it: behind an even number of backslashes."""
 
 
 class CatalogRoute(APIRoute):
+    takes_nul: ClassVar[bool] = False
+
     def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
+        handle, takes_nul = super().get_route_handler(), self.takes_nul
 
         async def answer(request: Request) -> Response:
             try:
+                if not takes_nul:
+                    await _refuse_nul(request)
                 return await handle(request)
             except Refused as error:
                 return error_response(error.status, error.code, str(error), error.near)
@@ -36,6 +43,18 @@ class CatalogRoute(APIRoute):
                 return error_response(409, "conflict", str(error))
 
         return answer
+
+
+class WorkRoute(CatalogRoute):
+    """Of workers, whose results may quote what a model wrote; those are kept as JSON, which holds anything."""
+
+    takes_nul = True
+
+
+async def _refuse_nul(request: Request) -> None:
+    """PostgreSQL keeps no NUL in a text, SQLite does: it is refused for both."""
+    if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"] or NUL.search(await request.body()):
+        raise Refused("a text holds a NUL character, which cannot be kept; leave it out", "invalid_request")
 
 
 def error_response(

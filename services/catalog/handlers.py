@@ -16,11 +16,13 @@ from mint_schemas.cloudevents import run_id_for
 from mint_schemas.events import AliasMoved, RevisionReady
 from sqlalchemy.orm import Session
 
-from services.catalog import emit, leases, runs, tracing
+from services.catalog import emit, leases, runs, sampler_saves, samples, tracing
 from services.catalog.clock import Clock
 from services.catalog.database import Database
 from services.catalog.drive import Driver
 from services.catalog.lineage import find_revision
+from services.catalog.model_end import TINKER
+from services.catalog.operation_rules import OperationRules
 from services.catalog.tables import CommandRow
 from services.catalog.validate import Checked, Validator
 from shared.bases import Base
@@ -30,6 +32,9 @@ from shared.errors import Fatal
 from shared.telemetry import log, log_fields
 
 TRAIN = "mint.v1.train.requested"
+SAMPLE = "mint.v1.sample.requested"
+THINNING = ("mint.v1.policy.updated", *(f"mint.v1.run.{state}" for state in runs.ENDED))
+"""Facts behind which training checkpoints may be let go of."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +78,7 @@ class Handlers:
             run_id = body.get("run_id")
         if isinstance(run_id, str):
             await self._driver.advance(run_id)
-        if type_ in ("mint.v1.policy.updated", "mint.v1.run.completed") and isinstance(run_id, str):
+        if type_ in THINNING and isinstance(run_id, str):
             await self._driver.thin(run_id)
         if type_ == "mint.v1.alias.moved":
             former = await self._database.read(_former_run, message.decode(AliasMoved))
@@ -93,10 +98,15 @@ class Handlers:
 
     async def dead(self, message: Received) -> None:
         """Fails the run that waits for the command; a run that is over, or a command that was committed,
-        superseded or is being worked on now (by another delivery), is left alone."""
+        superseded or is being worked on now (by another delivery), is left alone. Of a model only the save fails that
+        waits for the command."""
         reason = message.dead_reason or "dead-lettered without a reason"
         if _is_request(message):
             await self._dead_request(message, reason)
+            return
+        if message.envelope.type == SAMPLE:
+            request_id = _body(message).get("request_id")
+            await self._database.write(samples.dead, str(request_id), reason, self._clock())
             return
         command_id = _body(message).get("command_id")
         run_id = await self._database.write(self._fail, command_id, reason) if isinstance(command_id, str) else None
@@ -112,6 +122,10 @@ class Handlers:
             return None
         if leases.is_held(session, row, self._clock()):
             return None
+        if run.method == TINKER:
+            rules = OperationRules(self._bases)
+            sampler_saves.export_failed(session, run, row, reason, rules, self._clock())
+            return run.run_id
         what = "the evaluation" if row.kind == "evaluation" else f"{row.kind} of step {row.step}"
         runs.end(session, run, "failed", f"{what} failed: {reason}", self._bases, self._clock())
         return run.run_id

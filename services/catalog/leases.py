@@ -46,15 +46,19 @@ def take(session: Session, request: TakeRequest, rules: LeaseRules, now: float) 
         return TakeAnswer(status="exhausted", reason=commands.exhausted_reason(row, row.takes))
     row.takes += 1
     commands.heard_from(row, now, rules.deadline_s)
-    return TakeAnswer(status="granted", epoch=_grant(session, lease, row, request.worker, now + rules.ttl_s))
+    epoch = grant(session, row.resource, row.command_id, request.worker, now + rules.ttl_s)
+    return TakeAnswer(status="granted", epoch=epoch)
 
 
-def _grant(session: Session, lease: LeaseRow | None, row: CommandRow, worker: str, expires_at: float) -> int:
+def grant(session: Session, resource: str, command_id: str, worker: str, expires_at: float) -> int:
+    """To `worker`, for `command_id`, whoever had it before. Returns the epoch."""
+    lease = session.get(LeaseRow, resource)
     if lease is None:
-        lease = LeaseRow(resource=row.resource, epoch=0, command_id="", worker="", expires_at=0.0)
+        lease = LeaseRow(resource=resource, epoch=0, command_id="", worker="", expires_at=0.0)
         session.add(lease)
     lease.epoch += 1
-    lease.command_id, lease.worker, lease.expires_at = row.command_id, worker, expires_at
+    lease.command_id, lease.worker, lease.expires_at = command_id, worker, expires_at
+    session.flush()
     return lease.epoch
 
 
@@ -98,7 +102,13 @@ def is_held(session: Session, row: CommandRow, now: float) -> bool:
 
 def held_lease(session: Session, row: CommandRow, worker: str, epoch: int, now: float) -> LeaseRow | None:
     """The lease of the command's resource, if this worker holds it under this epoch now."""
-    lease = session.get(LeaseRow, row.resource)
-    if lease is None or lease.epoch != epoch or lease.command_id != row.command_id:
+    lease = lease_of(session, row.resource, worker, epoch, now)
+    return lease if lease is not None and lease.command_id == row.command_id else None
+
+
+def lease_of(session: Session, resource: str, worker: str, epoch: int, now: float) -> LeaseRow | None:
+    """The same by the name of the resource, whatever it is held for."""
+    lease = session.get(LeaseRow, resource)
+    if lease is None or lease.epoch != epoch or lease.worker != worker or lease.expires_at <= now:
         return None
-    return lease if lease.worker == worker and lease.expires_at > now else None
+    return lease

@@ -68,6 +68,8 @@ def _parent(session: Session, request: TrainRequested) -> RevisionRow | None:
             f"parent {request.parent} is on base model {row.base}, the request names {request.base}; "
             "a revision can only be continued on its own base"
         )
+    if row.ephemeral:
+        raise Refused(f"parent {row.revision} is ephemeral and may be gone before the run ends; save it under a name")
     return row
 
 

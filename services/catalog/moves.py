@@ -105,6 +105,7 @@ def _commit(session: Session, wanted: aliases.Move, bases: Mapping[str, Base], n
     base = bases.get(policy.base) if policy else None
     if base is None:
         raise Refused(f"the base model of {wanted.policy} is not configured any more", "not_ready", status=409)
+    aliases.check_target(session, wanted.policy, wanted.revision)
     return views.alias_view(aliases.move(session, wanted, base.token, now))
 
 

@@ -16,7 +16,7 @@ from mint_schemas.commands import (
     UpdateRequested,
 )
 from mint_schemas.common import FileRef
-from mint_schemas.training import Dpo, Grpo, Lora, Method, TrainRequested
+from mint_schemas.training import Dpo, Evaluation, Grpo, Lora, Method, TrainRequested
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,9 @@ from services.catalog.retention import lasting
 from services.catalog.tables import CheckpointRow, CommandRow, RevisionRow, RunRow
 from shared.errors import Fatal
 from shared.rl.seeds import derive_seed
+
+EVALUATION = "evaluation"
+"""The method of a run that only scores a revision."""
 
 
 def rollout(session: Session, run: RunRow, order: plan.Rollout) -> RolloutRequested:
@@ -79,15 +82,15 @@ def export(session: Session, run: RunRow, order: plan.Export) -> ExportRequested
         policy=run.policy or "",
         base=run.base or "",
         step=order.step,
-        checkpoint=_checkpoint(session, run.run_id, order.step),
+        checkpoint=checkpoint_of(session, run.run_id, order.step),
         lora=lora_of(run),
         parent=parent_at(session, run, order.step),
     )
 
 
 def evaluation(session: Session, run: RunRow, order: plan.Evaluate) -> EvaluationRequested:
-    request = request_of(run)
-    if request.evaluation is None:
+    evaluation = evaluation_of(run)
+    if evaluation is None:
         raise Fatal(f"run {run.run_id} asks for no evaluation")
     return EvaluationRequested(
         command_id=commands.command_id(run.run_id, "evaluation", order.target),
@@ -96,15 +99,21 @@ def evaluation(session: Session, run: RunRow, order: plan.Evaluate) -> Evaluatio
         base=run.base or "",
         revision=order.revision,
         adapter_sha256=_adapter_sha256(session, order.revision),
-        task=request.evaluation.task,
-        items=request.evaluation.items,
-        max_tokens=request.evaluation.max_tokens,
+        task=evaluation.task,
+        items=evaluation.items,
+        max_tokens=evaluation.max_tokens,
         seed=_seed(run, "evaluation"),
     )
 
 
 def request_of(run: RunRow) -> TrainRequested:
     return TrainRequested.model_validate(run.request)
+
+
+def evaluation_of(run: RunRow) -> Evaluation | None:
+    if run.method == EVALUATION:
+        return Evaluation.model_validate(run.request["evaluation"])
+    return request_of(run).evaluation
 
 
 def lora_of(run: RunRow) -> Lora:
@@ -115,6 +124,7 @@ def lora_of(run: RunRow) -> Lora:
 def parent_at(session: Session, run: RunRow, step: int) -> str | None:
     """The revision that `step`'s own one descends from: the run's latest before it, else its parent."""
     query = select(RevisionRow.revision).where(RevisionRow.run_id == run.run_id, RevisionRow.step < step)
+    query = query.where(RevisionRow.ephemeral.is_(False))
     return session.scalars(query.order_by(RevisionRow.step.desc()).limit(1)).first() or run.parent
 
 
@@ -127,7 +137,7 @@ def _seed(run: RunRow, purpose: str) -> int:
 def _start(session: Session, run: RunRow, step: int) -> tuple[CheckpointRef | None, bool]:
     """(training checkpoint to continue from, whether the optimizer begins afresh)."""
     if step > 1:
-        return _checkpoint(session, run.run_id, step - 1), False
+        return checkpoint_of(session, run.run_id, step - 1), False
     return _parent_adapter(session, run), True
 
 
@@ -145,11 +155,12 @@ def _parent_adapter(session: Session, run: RunRow) -> CheckpointRef | None:
     parent = find_revision(session, run.parent)
     if parent is None:
         raise Fatal(f"the parent {run.parent} of run {run.run_id} is not in the catalog")
-    held = _checkpoint(session, parent.run_id, parent.step)
+    held = checkpoint_of(session, parent.run_id, parent.step)
     return CheckpointRef(files=lasting(held.files), step=held.step)
 
 
-def _checkpoint(session: Session, run_id: str, step: int) -> CheckpointRef:
+def checkpoint_of(session: Session, run_id: str, step: int) -> CheckpointRef:
+    """Raises Fatal for a step that has none."""
     row = session.get(CheckpointRow, (run_id, step))
     if row is None:
         raise Fatal(f"run {run_id} has no training checkpoint of step {step}")

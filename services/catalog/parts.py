@@ -10,8 +10,10 @@ from services.catalog.database import Database
 from services.catalog.drive import Driver
 from services.catalog.leases import LeaseRules
 from services.catalog.moves import Mover
+from services.catalog.operation_rules import OperationRules
 from services.catalog.pins import MOST_OF_A_TENANT
 from services.catalog.validate import Validator
+from services.catalog.waiting import Waiters
 from shared.bases import Base
 from shared.store.port import ObjectStore
 
@@ -26,4 +28,9 @@ class Parts:
     bases: Mapping[str, Base]
     lease_rules: LeaseRules
     clock: Clock
+    waiters: Waiters
     tenant_pins: int = MOST_OF_A_TENANT
+
+    @property
+    def rules(self) -> OperationRules:
+        return self.driver.rules

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from services.catalog import verdict
 from services.catalog.actions import (
@@ -60,7 +60,23 @@ __all__ = [
     "Wait",
     "exports_step",
     "next_action",
+    "once_ready",
 ]
+
+
+class Readied(Protocol):
+    """The part of a situation that says whether a revision can be sampled with."""
+
+    @property
+    def ready(self) -> Mapping[str, int]: ...
+    @property
+    def failed(self) -> Mapping[str, str]: ...
+    @property
+    def waiting_for(self) -> str | None: ...
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def ready_timeout_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -146,7 +162,7 @@ def _work(now: Situation) -> Action:
             return _become_revision(now)
         if scores_step(goal, done) and done not in now.scores:
             revision = now.revisions[done]
-            return _once_ready(now, revision) or Evaluate(done, revision)
+            return once_ready(now, revision) or Evaluate(done, revision)
     step = done + 1
     if goal.samples and now.records.get(use_of(goal, step).record) != "committed":
         return Wait()
@@ -169,7 +185,7 @@ def _sample(now: Situation, most: int) -> Action:
         revision = now.revisions.get(after) if after else now.parent
         if (after and revision is None) or now.open_rollouts >= most:
             return Wait()
-        return _once_ready(now, revision) or Rollout(first_step(goal, record), revision)
+        return once_ready(now, revision) or Rollout(first_step(goal, record), revision)
     return Wait()
 
 
@@ -197,9 +213,9 @@ def _evaluate(now: Situation, last: str) -> Action | None:
         return Wait()
     if now.goal.no_worse_than is not None and now.reference_score is None:
         revision = now.parent if now.goal.no_worse_than == "parent" else None
-        return _once_ready(now, revision) or Evaluate("base" if revision is None else "parent", revision)
+        return once_ready(now, revision) or Evaluate("base" if revision is None else "parent", revision)
     if now.done not in now.scores:
-        return _once_ready(now, last) or Evaluate("last", last)
+        return once_ready(now, last) or Evaluate("last", last)
     return None
 
 
@@ -224,14 +240,14 @@ def _unpromoted(picked: verdict.Pick, revision: str) -> str:
 def _promote(now: Situation, picked: verdict.Pick, revision: str, alias: str) -> Action:
     if now.alias_version != now.alias_expected:
         return Complete(f"not promoted: alias moved by {now.alias_moved_by}{_ending(now)}", revision)
-    waiting = _once_ready(now, revision, now.min_ready)
+    waiting = once_ready(now, revision, now.min_ready)
     if isinstance(waiting, Fail) and revision not in now.failed:
         return Complete(f"not promoted: {waiting.reason}{_ending(now)}", revision)
     best = f" (step {picked.step}), the best of {picked.of} scores with {picked.score:.4g}" if picked.of else ""
     return waiting or Promote(revision, alias, f"{best}{_ending(now)}")
 
 
-def _once_ready(now: Situation, revision: str | None, replicas: int = 1) -> AwaitReady | Fail | None:
+def once_ready(now: Readied, revision: str | None, replicas: int = 1) -> AwaitReady | Fail | None:
     """None when sampling with `revision` can begin; the base model always can."""
     if revision is None or now.ready.get(revision, 0) >= replicas:
         return None

@@ -10,8 +10,9 @@ from mint_schemas.events import RevisionRegistered
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from services.catalog import commands, emit, orders
+from services.catalog import commands, emit, ephemeral, file_uses, orders
 from services.catalog.tables import CommandRow, PolicyRow, RevisionRow, RunRow
+from shared.adapters.manifest import Manifest
 from shared.catalog.api import ExportResult
 from shared.errors import Fatal
 
@@ -26,6 +27,13 @@ def register(session: Session, run: RunRow, step: int, now: float) -> RevisionRo
     if existing is not None:
         return existing
     manifest = ExportResult.model_validate(export.result).content
+    return add_revision(session, run, step, manifest, export.command_id, orders.parent_at(session, run, step), now)
+
+
+def add_revision(
+    session: Session, run: RunRow, step: int, manifest: Manifest, export_command: str, parent: str | None, now: float
+) -> RevisionRow:
+    """The policy's next number. Raises Fatal for a policy that is not there."""
     policy = session.get(PolicyRow, manifest.policy, with_for_update=True)
     if policy is None:
         raise Fatal(f"policy {manifest.policy} is not in the catalog")
@@ -38,16 +46,17 @@ def register(session: Session, run: RunRow, step: int, now: float) -> RevisionRo
         base=manifest.base,
         run_id=run.run_id,
         step=step,
-        export_command=export.command_id,
-        parent=orders.parent_at(session, run, step),
+        export_command=export_command,
+        parent=parent,
         adapter_sha256=manifest.adapter_sha256,
         adapter_bytes=manifest.adapter_bytes,
         zero_delta=manifest.zero_delta,
         manifest=manifest.model_copy(update={"revision": name}).model_dump(mode="json"),
         created_at=now,
+        ephemeral=False,
     )
     session.add(row)
-    session.flush()
+    file_uses.use(session, ephemeral.revision_use(name), manifest.files.values())
     _announce(session, run, row, now)
     return row
 

@@ -3,7 +3,8 @@
 Out: one `Desired` per base. Invariant: it follows from committed rows alone, so that the bucket can be
 rebuilt at any time, and its length does not grow with the catalog. Most urgent first: what an active run
 samples with, then what an alias move waits for, then what aliases of pinned policies point at; last, and
-only while there is room, what aliases were moved to lately.
+only while there is room, what aliases were moved to lately. What clients sample with of a model
+that they command themselves is brought in by their requests.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from services.catalog import orders, runs
 from services.catalog.goal import Goal, goal_of, record_at, sampled_after, scores_step
+from services.catalog.model_end import TINKER
 from services.catalog.pins import pinned_revisions
 from services.catalog.tables import AliasRow, CommandRow, PrewarmRow, RevisionRow, RunRow
 from shared.residency import Desired, DesiredRevision
@@ -27,7 +29,7 @@ def desired(session: Session, base: str, now: float) -> Desired:
     for revision in session.scalars(select(PrewarmRow.revision).where(PrewarmRow.until > now)):
         urgency[revision] = MOVING
     active = select(RunRow).where(RunRow.base == base, RunRow.state.in_(runs.ACTIVE)).order_by(RunRow.seq)
-    for run in session.scalars(active):
+    for run in session.scalars(active.where(RunRow.method != TINKER)):
         for revision in needed(session, run):
             urgency[revision] = RUNNING
     query = select(RevisionRow.revision, RevisionRow.adapter_sha256).where(
@@ -50,11 +52,13 @@ def needed(session: Session, run: RunRow) -> set[str]:
     """The revisions that an active run samples with now or next: those that its open commands name, the one
     that it waits for, what its next rollouts need, its last one when that is scored, and with the final one
     also the parent that the gate compares with."""
-    goal = goal_of(orders.request_of(run))
-    last = runs.last_revision(session, run.run_id)
     found = _sampling_now(session, run)
     if run.waiting_for is not None:
         found.add(run.waiting_for)
+    if run.method == orders.EVALUATION:
+        return found
+    goal = goal_of(orders.request_of(run))
+    last = runs.last_revision(session, run.run_id)
     if last is None:
         return found | ({run.parent} if goal.samples and run.parent else set())
     final = last.step == run.steps or run.state in ("evaluating", "promoting")

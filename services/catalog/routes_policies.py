@@ -19,6 +19,7 @@ from services.catalog.tables import PolicyRow, RevisionRow
 from shared.catalog.api import (
     AliasMove,
     AliasView,
+    DataView,
     MoveAlias,
     Page,
     PinPolicy,
@@ -93,6 +94,10 @@ def policy_routes(parts: Parts) -> APIRouter:
             raise Refused(f"{ref.key} is not in the store with {ref.size} bytes; put the file first", status=409)
         return await parts.database.write(datarefs.register, request.tenant, ref, parts.clock())
 
+    @router.get("/data/{tenant}")
+    async def list_data(tenant: str, limit: int = 50, cursor: str | None = None) -> Page[DataView]:
+        return await parts.database.read(datarefs.list_data, tenant, limit, cursor)
+
     @router.get("/data/{tenant}/{sha256}")
     async def data(tenant: str, sha256: str) -> FileRef:
         return await parts.database.read(datarefs.find, tenant, sha256)
@@ -117,8 +122,8 @@ def _policy(session: Session, name: str) -> PolicyView:
 def _revisions(
     session: Session, policy: str, limit: int, cursor: str | None, readiness: Readiness
 ) -> Page[RevisionView]:
-    """Newest first."""
-    query = select(RevisionRow).where(RevisionRow.policy == policy)
+    """Newest first, without the ephemeral ones."""
+    query = select(RevisionRow).where(RevisionRow.policy == policy, RevisionRow.ephemeral.is_(False))
     return page(
         session, query, RevisionRow.number, limit, cursor, lambda row: views.revision_view(session, row, readiness)
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from mint_schemas.cloudevents import run_id_for
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from services.catalog import runs, views
+from services.catalog import runs, scorings, views
 from services.catalog.cursors import page
 from services.catalog.errors import CatalogRoute
 from services.catalog.parts import Parts
@@ -16,7 +17,9 @@ from shared.catalog.api import (
     EvaluationView,
     JournalEntry,
     Page,
+    ResolvedRevision,
     RunView,
+    StartEvaluation,
     ValidateAnswer,
     ValidateRequest,
 )
@@ -60,6 +63,17 @@ def run_routes(parts: Parts) -> APIRouter:
     async def evaluations(run_id: str | None = None, revision: str | None = None) -> list[EvaluationView]:
         return await parts.database.read(views.evaluations, run_id, revision)
 
+    @router.post("/evaluations")
+    async def evaluate(request: StartEvaluation) -> RunView:
+        known = await parts.database.read(scorings.find, request)
+        if known is None:
+            found = await parts.database.read(scorings.subject, request.reference, parts.bases)
+            tenant = (found.policy or "").split("/", 1)[0]
+            scoring = await parts.validator.scoring(request.evaluation, parts.bases[found.base], tenant)
+            run_id = await parts.database.write(_evaluate, request, found, scoring, parts)
+            await parts.driver.advance(run_id)
+        return await parts.database.read(_show, run_id_for(scorings.SOURCE, request.key))
+
     return router
 
 
@@ -83,6 +97,12 @@ def _find(session: Session, run_id: str) -> RunRow:
 
 def _show(session: Session, run_id: str) -> RunView:
     return views.run_view(session, _find(session, run_id))
+
+
+def _evaluate(
+    session: Session, request: StartEvaluation, found: ResolvedRevision, scoring: runs.Scoring, parts: Parts
+) -> str:
+    return scorings.begin(session, request, found, scoring, parts.bases, parts.clock()).run_id
 
 
 def _cancel(session: Session, run_id: str, request: CancelRequest, parts: Parts) -> RunView:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from services.catalog import datarefs, emit
+from services.catalog import datarefs, emit, model_end
 from services.catalog.lineage import trace_lineage
 from services.catalog.tables import CommandRow, EvaluationRow, PolicyRow, RevisionRow, RunRow
 from shared.bases import Base
@@ -188,12 +188,14 @@ def _close(session: Session, run: RunRow, state: str, outcome: str, now: float) 
         score=_score(session, revision) if revision else None,
     )
     session.flush()
+    model_end.close(session, run.run_id, run.outcome, now)
     emit.fact(session, run, f"mint.v1.run.{state}", f"{run.run_id}:{state}", body, now)
 
 
 def last_revision(session: Session, run_id: str) -> RevisionRow | None:
-    query = select(RevisionRow).where(RevisionRow.run_id == run_id).order_by(RevisionRow.step.desc()).limit(1)
-    return session.scalars(query).first()
+    """Of those that stay."""
+    query = select(RevisionRow).where(RevisionRow.run_id == run_id, RevisionRow.ephemeral.is_(False))
+    return session.scalars(query.order_by(RevisionRow.step.desc()).limit(1)).first()
 
 
 def result_of(session: Session, run: RunRow) -> str | None:

@@ -32,6 +32,7 @@ __all__ = [
     "EvaluationRow",
     "FileRow",
     "JournalRow",
+    "KeyRow",
     "LeaseRow",
     "OutboxRow",
     "PolicyRow",
@@ -151,6 +152,8 @@ class CheckpointRow(Table):
 
 
 class RevisionRow(Table):
+    """`ephemeral`: to sample with for a while, until `expires_at`; never aliased, and hidden from lists."""
+
     __tablename__ = "revisions"
     __table_args__ = (UniqueConstraint("policy", "number"), UniqueConstraint("run_id", "step"))
     seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -167,6 +170,8 @@ class RevisionRow(Table):
     zero_delta: Mapped[bool]
     manifest: Mapped[dict[str, Any]]
     created_at: Mapped[float]
+    ephemeral: Mapped[bool] = mapped_column(default=False)
+    expires_at: Mapped[float | None] = mapped_column(index=True)
 
 
 class AliasRow(Table):
@@ -239,6 +244,22 @@ class DataRow(Table):
     key: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float]
+
+
+class KeyRow(Table):
+    """An API key, by the sha256 of its text. `revoked_at` ends it; the row stays, for the audit trail."""
+
+    __tablename__ = "keys"
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    key_id: Mapped[str] = mapped_column(String(16), unique=True)
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    tenant: Mapped[str] = mapped_column(String(63), index=True)
+    label: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(8))
+    created_at: Mapped[float]
+    created_by: Mapped[str]
+    revoked_at: Mapped[float | None]
+    revoked_by: Mapped[str | None]
 
 
 class PrewarmRow(Table):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mint_schemas.training import Dpo, Grpo, Lora, Sft, TrainRequested
+from mint_schemas.training import Dpo, Evaluation, Grpo, Lora, Sft, TrainRequested
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
@@ -85,6 +85,18 @@ class Validator:
         }
         return Checked([], request, data.scoring, resolved)
 
+    async def scoring(self, evaluation: Evaluation, base: Base, tenant: str) -> Scoring:
+        """Of an evaluation by itself. Raises Refused, with every reason, and Retryable when the store is away."""
+        context = min(base.max_context, self._readiness().max_context.get(base.name, base.max_context))
+        errors, data = _too_long([("max_tokens", evaluation.max_tokens, context)], base), _Data(self._rewards)
+        try:
+            await _read_task(evaluation, data_reader(self._store, tenant), data)
+        except (ValueError, DataProblem) as problem:
+            errors.append(f"task: {problem}")
+        if errors or data.scoring is None:
+            raise Refused("; ".join(errors) or "the task says nothing to score by")
+        return data.scoring
+
     async def _data(self, request: TrainRequested) -> _Data:
         """Read what the request names, as the workers will."""
         data = _Data(self._rewards)
@@ -121,10 +133,13 @@ async def _read_method(request: TrainRequested, read: Read, data: _Data) -> None
 
 
 async def _read_evaluation(request: TrainRequested, read: Read, data: _Data) -> None:
-    if request.evaluation is None:
-        return
-    task = await load_task(request.evaluation.task, read, data.rewards)
-    data.found["held_out_items"] = len(task.held_out(request.evaluation.items))
+    if request.evaluation is not None:
+        await _read_task(request.evaluation, read, data)
+
+
+async def _read_task(evaluation: Evaluation, read: Read, data: _Data) -> None:
+    task = await load_task(evaluation.task, read, data.rewards)
+    data.found["held_out_items"] = len(task.held_out(evaluation.items))
     data.scoring = Scoring(task.sha256, task.scorer)
 
 
@@ -197,12 +212,16 @@ def limit_errors(request: TrainRequested, lora: Lora, base: Base, engines: Readi
         lengths.append(("method.max_length", request.method.max_length, base.max_context))
     if request.evaluation is not None:
         lengths.append(("evaluation.max_tokens", request.evaluation.max_tokens, context))
-    errors += [
+    return errors + _too_long(lengths, base)
+
+
+def _too_long(lengths: Iterable[tuple[str, int, int]], base: Base) -> list[str]:
+    """Of (field, length, most)."""
+    return [
         f"{name}: {length} does not fit the context of {base.name}, which is {most} tokens here"
         for name, length, most in lengths
         if length > most
     ]
-    return errors
 
 
 def _lineage(session: Session, request: TrainRequested, base: Base) -> Lineage:

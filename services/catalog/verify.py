@@ -6,6 +6,7 @@ Invariant: files first, the row last. A worker's attempt may name its own run's 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from mint_schemas.common import FileRef
 from pydantic import ValidationError
@@ -28,6 +29,21 @@ async def verify_files(store: ObjectStore, run_id: str, result: Result) -> None:
 async def _verify(store: ObjectStore, run_id: str, ref: FileRef) -> None:
     if not ref.key.startswith(f"{keys.ATTEMPTS}{run_id}/") and ref.key != keys.blob(ref.sha256):
         raise _refused(f"{ref.key} is neither a file of run {run_id} nor the blob of its own sha256")
+    await _stored(store, ref)
+
+
+async def verify_refs(store: ObjectStore, refs: Iterable[FileRef]) -> None:
+    """The same for what an operation or an import names: files of an attempt, and blobs."""
+    await asyncio.gather(*(_verify_ref(store, ref) for ref in refs))
+
+
+async def _verify_ref(store: ObjectStore, ref: FileRef) -> None:
+    if not ref.key.startswith(keys.ATTEMPTS) and ref.key != keys.blob(ref.sha256):
+        raise _refused(f"{ref.key} is neither a file of an attempt nor the blob of its own sha256")
+    await _stored(store, ref)
+
+
+async def _stored(store: ObjectStore, ref: FileRef) -> None:
     size = await store.size(ref.key)
     if size is None:
         raise _refused(f"{ref.key} is not in the store; put the files first, then commit")

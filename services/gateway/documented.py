@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 __all__ = ["EVERY_METHOD", "said"]
 
-EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+EVERY_METHOD = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
 
 
 def said(answer: type[BaseModel], **texts: str) -> dict[int | str, dict[str, Any]]:

@@ -54,6 +54,7 @@ class Problem:
     retry_after_s: float | None = None
     queue_position: int | None = None
     expected_wait_s: float | None = None
+    allow: str = ""
 
     @property
     def queue(self) -> dict[str, float]:
@@ -66,6 +67,8 @@ class Problem:
         headers = {}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
+        if self.allow:
+            headers["allow"] = self.allow
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         return headers
@@ -80,6 +83,7 @@ def problem_of(error: Exception, request_id: str) -> Problem:
             error.near,
             getattr(error, "param", None),
             getattr(error, "errors", []),
+            allow=getattr(error, "allow", ""),
         )
     if isinstance(error, Busy):
         return Problem(

@@ -16,6 +16,7 @@ from shared.catalog.api import (
     AliasMove,
     AliasView,
     CancelRequest,
+    DataView,
     EvaluationView,
     JournalEntry,
     MoveAlias,
@@ -26,6 +27,7 @@ from shared.catalog.api import (
     RevisionView,
     Rollback,
     RunView,
+    StartEvaluation,
     ValidateAnswer,
     ValidateRequest,
 )
@@ -65,8 +67,10 @@ class Catalog(Protocol):
     async def move_alias(self, policy: str, alias: str, request: MoveAlias) -> AliasView: ...
     async def rollback(self, policy: str, request: Rollback) -> AliasView: ...
     async def pin(self, policy: str, request: PinPolicy) -> PolicyView: ...
+    async def evaluate(self, request: StartEvaluation) -> RunView: ...
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[EvaluationView]: ...
     async def register_data(self, tenant: str, file: FileRef) -> FileRef: ...
+    async def list_data(self, tenant: str, limit: int = 50, cursor: str | None = None) -> Page[DataView]: ...
 
 
 class Publisher(Protocol):

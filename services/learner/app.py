@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,31 +16,40 @@ from services.learner.base_model import ResidentBase
 from services.learner.config import LearnerSettings
 from services.learner.group_bench import GroupBench
 from services.learner.leader import LeadBench, Leader
+from services.learner.operations import Operations
 from services.learner.ranks import Open, Ranks
 from services.learner.slots import SlotTable
 from services.learner.step import UpdateJob
 from services.learner.trainer import TorchTrainer
 from services.learner.workbench import Schedule, Workbench
 from shared.bases import Base
+from shared.bus import command_durable
+from shared.catalog.operations_client import OperationsClient
 from shared.errors import Fatal
 from shared.service import Resources
 from shared.text.codec import TextCodec
-from shared.worker import serve_commands
+from shared.worker import Faults, serve_commands
 
 # less than what the shell gives a service to stop: a turn ends at its next micro-batch
 _LEAVE_S = 15.0
 
 
 class LearnerApp:
-    """Holds the base models resident and works on their `update.requested`, one turn at a time per base."""
+    """Holds the base models resident and works on their `update.requested` and `operations.requested`, one turn
+    at a time per base."""
 
     routers: Sequence[APIRouter] = ()
 
     def __init__(
-        self, resources: Resources, settings: LearnerSettings, bases: Iterable[Base], leader: Leader | None = None
+        self,
+        resources: Resources,
+        settings: LearnerSettings,
+        bases: Iterable[Base],
+        catalog: OperationsClient,
+        leader: Leader | None = None,
     ) -> None:
         self._resources, self._settings, self._bases = resources, settings, tuple(bases)
-        self._leader = leader
+        self._catalog, self._leader = catalog, leader
 
     async def start(self) -> None:
         benches = {base.name: await asyncio.to_thread(self._open, base) for base in self._bases}
@@ -53,6 +62,17 @@ class LearnerApp:
             benches,
             self._settings.learner_commands_in_flight,
         )
+        await self._serve_operations(benches)
+
+    async def _serve_operations(self, benches: Mapping[str, Workbench]) -> None:
+        resources, settings = self._resources, self._settings
+        faults = Faults(resources.name, settings.fault, settings.fault_dir)
+        operations = Operations(
+            self._catalog, resources.store, benches, settings.worker_id, settings.heartbeat_s, faults
+        )
+        for name in benches:
+            durable = command_durable("mint.v1.operations.requested", resources.bases[name].token)
+            await resources.bus.consume(durable, operations.handle, settings.learner_policies_in_flight)
 
     async def stop(self) -> None:
         if self._leader is not None:
@@ -74,7 +94,11 @@ async def build(resources: Resources, ranks: Ranks | None = None) -> AsyncIterat
     if not isinstance(settings, LearnerSettings):
         raise Fatal(f"the learner needs LearnerSettings, not {type(settings).__name__}")
     leader = None if ranks is None else Leader(ranks)
-    yield LearnerApp(resources, settings, bases_of(settings, resources.bases), leader)
+    catalog = OperationsClient(settings.catalog_url)
+    try:
+        yield LearnerApp(resources, settings, bases_of(settings, resources.bases), catalog, leader)
+    finally:
+        await catalog.close()
 
 
 def bases_of(settings: LearnerSettings, bases: dict[str, Base]) -> list[Base]:

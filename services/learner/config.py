@@ -19,6 +19,9 @@ class LearnerSettings(CommonSettings):
     learner_batch_tokens: Annotated[int, Field(ge=1, description="tokens of a micro-batch")] = 1024
     learner_packing: Annotated[bool, Field(description="rows end to end, without padding")] = True
     learner_commands_in_flight: Annotated[int, Field(ge=1, description="steps that wait here for a turn")] = 8
+    learner_policies_in_flight: Annotated[
+        int, Field(ge=1, description="policies whose operations are worked on here at once, per base")
+    ] = 16
     learner_schedule: Annotated[
         Literal["auto", "sliced", "batched"], Field(description="one policy a turn, several, or several small ones")
     ] = "sliced"

@@ -21,6 +21,8 @@ class Datum:
     own arrays of length L (`losses.py` says which), ignored outside the mask. `coefficients` weigh each
     position's loss and are fixed from the whole step; `name` says in errors which row it was. Two rows with
     the same non-empty `pair` are one pair, the chosen one first; they are never in different micro-batches.
+    With `wide` K > 1 each position has K targets, one after another: targets, inputs, coefficients and the
+    logprobs that come back have length L·K.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Datum:
     inputs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     coefficients: tuple[float, ...] | None = None
     pair: str = ""
+    wide: int = 1
 
     def with_input(self, name: str, values: Sequence[float]) -> Datum:
         """The same row with one more (or another) input."""
@@ -40,6 +43,11 @@ class Datum:
         """How many positions take part."""
         return sum(self.mask)
 
+    @property
+    def target_mask(self) -> tuple[bool, ...]:
+        """Which targets take part, [L·K]."""
+        return self.mask if self.wide == 1 else tuple(taken for taken in self.mask for _ in range(self.wide))
+
 
 def check_datums(data: Sequence[Datum], needs: frozenset[str], vocab_size: int, max_context: int) -> None:
     """Raises Fatal naming the row and the reason."""
@@ -49,6 +57,8 @@ def check_datums(data: Sequence[Datum], needs: frozenset[str], vocab_size: int, 
     for datum in data:
         if datum.inputs.keys() != given:
             raise Fatal(f"row {datum.name}: its inputs are {sorted(datum.inputs)}, the first row's {sorted(given)}")
+        if datum.wide != data[0].wide:
+            raise Fatal(f"row {datum.name}: {datum.wide} targets a position, the first row has {data[0].wide}")
         reason = _fault(datum, needs, vocab_size, max_context)
         if reason:
             raise Fatal(f"row {datum.name}: {reason}")
@@ -65,8 +75,9 @@ def _fault(datum: Datum, needs: frozenset[str], vocab_size: int, max_context: in
     if missing:
         return f"the loss needs {', '.join(sorted(missing))}"
     for name, values in arrays.items():
-        if len(values) != length:
-            return f"{name} has length {len(values)}, the row {length}"
+        wanted = length if name == "mask" else length * datum.wide
+        if len(values) != wanted:
+            return f"{name} has length {len(values)}, the row {wanted}"
         if not all(math.isfinite(value) for value in values):
             return f"{name} holds a number that is not finite"
     if not any(datum.mask):

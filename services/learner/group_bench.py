@@ -7,10 +7,11 @@ after a turn the files of every step are the same bytes in every process, or non
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from services.learner.one_step import StepOutcome, StepRequest, reference_key, shape_of
+from services.learner.one_operation import OperationOutcome, OperationRequest, TurnOutcome, TurnRequest
+from services.learner.one_step import reference_key, shape_of
 from services.learner.peers import Group, OutOfStep
 from services.learner.ranks import Held
 from services.learner.slots import SlotShape
@@ -30,7 +31,7 @@ class GroupBench(Workbench):
         super().__init__(*arguments)
         self._peers = peers
 
-    def take_turn(self, requests: Sequence[StepRequest], held: Sequence[Held]) -> list[StepOutcome | Exception]:
+    def take_turn(self, requests: Sequence[TurnRequest], held: Sequence[Held]) -> list[TurnOutcome | Exception]:
         """`held` makes this process's slots say what the leader's do. Raises OutOfStep, and whatever a step
         met that is not a step's to meet: the other processes may not have met it."""
         for one in held:
@@ -45,24 +46,32 @@ class GroupBench(Workbench):
         self._peers.agree("what a turn computed", _digest(answers))
         return answers
 
-    def held(self, requests: Sequence[StepRequest]) -> list[Held]:
+    def held(self, requests: Sequence[TurnRequest]) -> list[Held]:
         """What the slots hold that `requests` will use."""
         found = [(key, shape, self._slots.find(key, shape)) for key, shape in keys_of(requests)]
         return [Held(key, shape, slot.holds) for key, shape, slot in found if slot is not None]
 
 
-def keys_of(requests: Sequence[StepRequest]) -> Iterator[tuple[str, SlotShape]]:
+def keys_of(requests: Sequence[TurnRequest]) -> Iterator[tuple[str, SlotShape]]:
     """The slots of the policies, and those of their references."""
     for request in requests:
+        if isinstance(request, OperationRequest):
+            yield from request.slots
+            continue
         shape = shape_of(request.command)
         yield request.command.policy, shape
         yield reference_key(request.command), shape
 
 
-def _digest(answers: Sequence[StepOutcome | Exception]) -> str:
+def _digest(answers: Sequence[TurnOutcome | Exception]) -> str:
     digest = hashlib.sha256()
     for answer in answers:
-        files = {} if isinstance(answer, Exception) else answer.files
+        files: Mapping[str, bytes] = {}
+        if isinstance(answer, OperationOutcome):
+            files = answer.answer.files
+            digest.update(repr((answer.answer.loss, answer.answer.norm, answer.changed)).encode())
+        elif not isinstance(answer, Exception):
+            files = answer.files
         digest.update(f"|{len(files)} files".encode())
         for name in sorted(files):
             digest.update(name.encode() + hashlib.sha256(files[name]).digest())

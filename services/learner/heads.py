@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -41,12 +42,33 @@ class LossHead:
         if alone is not None:
             raise Fatal(f"row {alone}: the loss {self._call.name} is of pairs, and this row has none")
 
+    def check_inputs(self, rows: Sequence[Datum]) -> None:
+        """Raises Fatal naming the first row that lacks what the loss needs."""
+        for row in rows:
+            missing = self.needs - row.inputs.keys()
+            if missing:
+                raise Fatal(f"row {row.name}: the loss needs {', '.join(sorted(missing))}")
+
     def __call__(self, indices: Sequence[int], rows: Sequence[Datum], logits: Tensor) -> Weighed:
         lp = target_logprobs(logits, targets_of(rows, logits.device), self._call.temperature)
+        weighed = self._weigh(rows, lp)
+        return Weighed(weighed.sum(), by_row(rows, lp.detach()), not_finite(rows, weighed))
+
+    def value(self, rows: Sequence[Datum], logprobs: Sequence[Sequence[float]]) -> float:
+        """The loss where the logprobs are known: what a forward pass reports, without gradients. Raises Fatal
+        for one that is not finite."""
+        known = zip(rows, logprobs, strict=True)
+        lp = torch.tensor([value for row, its in known for value in compress(its, row.target_mask)])
+        weighed = self._weigh(rows, lp)
+        fault = not_finite(rows, weighed)
+        if fault is not None:
+            raise fault
+        return float(weighed.sum())
+
+    def _weigh(self, rows: Sequence[Datum], lp: Tensor) -> Tensor:
+        """c·ℓ of the logprobs [N] of the rows' masked positions, [N]."""
         inputs = {name: flat_input(rows, name, lp) for name in rows[0].inputs}
-        weighed = self._loss(lp, inputs, self._call.config, _layout(rows, lp.device)) * _coefficients(rows, lp)
-        values = by_row(rows, lp.detach())
-        return Weighed(weighed.sum(), values, not_finite(rows, weighed))
+        return self._loss(lp, inputs, self._call.config, _layout(rows, lp.device)) * _coefficients(rows, lp)
 
 
 def not_finite(rows: Sequence[Datum], weighed: Tensor) -> Fatal | None:
@@ -54,22 +76,23 @@ def not_finite(rows: Sequence[Datum], weighed: Tensor) -> Fatal | None:
     bad = (~torch.isfinite(weighed.detach())).nonzero()
     if not len(bad):
         return None
-    owner = [row.name for row in rows for _ in range(row.weighed)]
+    owner = [row.name for row in rows for _ in range(row.weighed * row.wide)]
     at = int(bad[0])
     return Fatal(f"row {owner[at]}: its loss is {weighed[at].item()}; no step was made")
 
 
 def _coefficients(rows: Sequence[Datum], lp: Tensor) -> Tensor:
-    values = [c for row in rows for c, taken in zip(row.coefficients or _ones(row), row.mask, strict=True) if taken]
+    values = [c for row in rows for c in compress(row.coefficients or _ones(row), row.target_mask)]
     return torch.tensor(values, dtype=lp.dtype, device=lp.device)
 
 
 def _ones(row: Datum) -> tuple[float, ...]:
-    return (1.0,) * len(row.mask)
+    return (1.0,) * len(row.target_mask)
 
 
 def _layout(rows: Sequence[Datum], device: torch.device) -> Rows:
-    owner = torch.tensor([number for number, row in enumerate(rows) for _ in range(row.weighed)], device=device)
+    counts = [row.weighed * row.wide for row in rows]
+    owner = torch.tensor([number for number, count in enumerate(counts) for _ in range(count)], device=device)
     members: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
         if row.pair:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from services.learner.group_bench import GroupBench, keys_of
-from services.learner.one_step import StepOutcome, StepRequest
+from services.learner.one_operation import TurnOutcome, TurnRequest
 from services.learner.ranks import Leave, Order, Ranks, Steps, end_process
+from services.learner.workbench import Placed
 from shared.errors import Retryable
 
 __all__ = ["LeadBench", "Leader"]
@@ -68,21 +69,21 @@ class LeadBench(GroupBench):
         self._noting = threading.Lock()
         self._busy: frozenset[str] = frozenset()
 
-    def steps(self, requests: Sequence[StepRequest]) -> list[StepOutcome | Exception]:
+    def steps(self, requests: Sequence[TurnRequest]) -> list[TurnOutcome | Exception]:
         with self._noting:
             # From here until the turn took them, what these slots hold is what the others are told.
             self._busy = frozenset(key for key, _ in keys_of(requests))
             held = self.held(requests)
         told = [replace(request, check=_go_on) for request in requests]
         try:
-            answers: list[StepOutcome | Exception] = self._leader.lead(
+            answers: list[TurnOutcome | Exception] = self._leader.lead(
                 Steps(self.base.name, told, held), lambda: self.take_turn(requests, held)
             )
             return answers
         finally:
             self._busy = frozenset()
 
-    def keep(self, outcome: StepOutcome, holds: str) -> None:
+    def keep(self, outcome: Placed, holds: str) -> None:
         with self._noting:
             if outcome.slot.policy not in self._busy:
                 super().keep(outcome, holds)

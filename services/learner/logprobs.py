@@ -16,21 +16,21 @@ CHUNK_NUMBERS = 1 << 22
 
 
 def target_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature)[target]: logits [N, V], targets [N] → [N]."""
-    result: Tensor = _TargetLogprobs.apply(logits, targets, temperature)
-    return result
+    """log softmax(logits / temperature)[target]: logits [N, V], K targets of each [N·K] → [N·K]."""
+    result: Tensor = _TargetLogprobs.apply(logits, targets.view(len(logits), -1), temperature)
+    return result.flatten()
 
 
 class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
         precise = torch.promote_types(logits.dtype, torch.float32)
-        chosen = torch.empty(len(logits), dtype=precise, device=logits.device)
-        normaliser = torch.empty_like(chosen)
+        chosen = torch.empty(targets.shape, dtype=precise, device=logits.device)
+        normaliser = torch.empty(len(logits), dtype=precise, device=logits.device)
         for part in parts(logits):
             scaled = logits[part].to(precise) / temperature
             normaliser[part] = torch.logsumexp(scaled, dim=-1)
-            chosen[part] = scaled.gather(1, targets[part, None])[:, 0] - normaliser[part]
+            chosen[part] = scaled.gather(1, targets[part]) - normaliser[part, None]
         ctx.save_for_backward(logits, targets, normaliser)
         ctx.temperature = temperature
         return chosen
@@ -44,8 +44,8 @@ class _TargetLogprobs(torch.autograd.Function):
         weight = gradient / ctx.temperature
         for part in parts(logits):
             scaled = logits[part].to(normaliser.dtype) / ctx.temperature
-            slope = scaled.sub_(normaliser[part, None]).exp_().mul_(-weight[part, None])
-            slope.scatter_add_(1, targets[part, None], weight[part, None])
+            slope = scaled.sub_(normaliser[part, None]).exp_().mul_(-weight[part].sum(dim=1, keepdim=True))
+            slope.scatter_add_(1, targets[part], weight[part])
             result[part] = slope
         return result, None, None
 

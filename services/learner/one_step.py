@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from mint_schemas.commands import UpdateRequested
-from mint_schemas.training import Grpo
+from mint_schemas.training import Grpo, Lora
 
 from services.learner import checkpoint, old_logprobs
 from services.learner.datum import Datum
@@ -21,7 +21,7 @@ from services.learner.recipe import StepRows
 from services.learner.schedule import learning_rate
 from services.learner.slots import Slot, SlotShape, SlotTable
 from services.learner.trainer import ForwardBackward, Trainer
-from services.learner.turns import Check
+from services.learner.turns import Check, both
 from shared.adapters.layout import canonical_json
 from shared.adapters.manifest import Probe
 from shared.bases import Base
@@ -47,13 +47,7 @@ class StepRequest:
     check: Check
 
     def with_check(self, stopped: Check) -> StepRequest:
-        check = self.check
-
-        def both() -> None:
-            stopped()
-            check()
-
-        return replace(self, check=both)
+        return replace(self, check=both(stopped, self.check))
 
 
 @dataclass(frozen=True)
@@ -227,13 +221,20 @@ class OneStep:
 
 
 def shape_of(command: UpdateRequested) -> SlotShape:
-    lora = command.lora
+    return shape_of_lora(command.lora)
+
+
+def shape_of_lora(lora: Lora) -> SlotShape:
     return SlotShape(lora.rank, lora.alpha, lora.use_rslora, tuple(sorted(lora.target_modules)))
 
 
 def reference_key(command: UpdateRequested) -> str:
+    return reference_of(command.policy)
+
+
+def reference_of(policy: str) -> str:
     """Under which the slot of the policy's reference is found; no policy is named like this."""
-    return f"{command.policy} (reference)"
+    return f"{policy} (reference)"
 
 
 def _ends_record(command: UpdateRequested) -> bool:

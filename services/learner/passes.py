@@ -61,19 +61,19 @@ class Passes:
 
 def targets_of(rows: Sequence[Datum], device: torch.device) -> Tensor:
     """[N] the targets of the masked positions, row by row."""
-    return torch.tensor([token for row in rows for token in compress(row.targets, row.mask)], device=device)
+    return torch.tensor([token for row in rows for token in compress(row.targets, row.target_mask)], device=device)
 
 
 def flat_input(rows: Sequence[Datum], name: str, like: Tensor) -> Tensor:
     """[N] the named input at the masked positions, row by row."""
-    values = [value for row in rows for value in compress(row.inputs[name], row.mask)]
+    values = [value for row in rows for value in compress(row.inputs[name], row.target_mask)]
     return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
 def by_row(rows: Sequence[Datum], flat: Tensor) -> list[list[float]]:
     """[N] back into rows of full length, 0.0 outside the masks."""
     values = iter(flat.tolist())
-    return [[next(values) if taken else 0.0 for taken in row.mask] for row in rows]
+    return [[next(values) if taken else 0.0 for taken in row.target_mask] for row in rows]
 
 
 def _spans(batch: Batch, widths: Sequence[int]) -> list[Span]:

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from services.learner.config import LearnerSettings
 from services.learner.heartbeat import Heartbeat
-from services.learner.one_step import StepRequest
+from services.learner.one_operation import TurnRequest
 from services.learner.peers import Group
 from services.learner.slots import SlotShape
 from shared.bases import Base
@@ -74,7 +74,7 @@ class Steps:
     """Take one turn at the base named `base`."""
 
     base: str
-    requests: Sequence[StepRequest]
+    requests: Sequence[TurnRequest]
     held: Sequence[Held]
 
 

@@ -2,8 +2,8 @@
 
 A slot owns four flat buffers (parameters, both moments, gradients) of the largest shape that the learner
 advertises, allocated once; a policy's adapter is carved out of them. `SlotTable.acquire` gives a policy
-its slot, evicting the one used longest ago when all are taken. Invariant: everything that a step of one
-policy reads or writes is in its own slot; the base and the other slots are never touched.
+its slot, evicting the one used longest ago when all are taken, open gradients last. Invariant: everything
+that a step of one policy reads or writes is in its own slot; the base and the other slots are never touched.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Slot:
     `flat` and `flat_gradients` are the same memory, end to end in the order of `parameters`. `accumulated`
     counts the forward_backwards since the last optimizer step. `holds`: identity of the committed training
     checkpoint whose state this slot is in, None = unknown, restore before use. `in_use`: never evict.
-    `turn` counts the steps that were begun on it."""
+    `turn` counts the steps that were begun on it. `replayable`: its open gradients can be computed again, so
+    that they are given up when a slot is needed and no other is free."""
 
     def __init__(self, policy: str, shape: SlotShape, buffers: Buffers, layers: dict[str, nn.Linear]) -> None:
         self.policy, self.shape, self.buffers = policy, shape, buffers
@@ -70,6 +71,7 @@ class Slot:
         self.holds: str | None = None
         self.in_use = 0
         self.turn = 0
+        self.replayable = False
         tensors = {
             path: (self.parameters[f"{path}.lora_A.weight"], self.parameters[f"{path}.lora_B.weight"])
             for path in layers
@@ -174,6 +176,11 @@ class SlotTable:
         slot = self._slots.get(policy)
         return slot if slot is not None and slot.shape == shape else None
 
+    def holding(self, policy: str) -> str | None:
+        """What the policy's slot holds, of whatever shape it is; None = nothing, or nobody knows."""
+        slot = self._slots.get(policy)
+        return None if slot is None else slot.holds
+
     def drop(self, policy: str) -> None:
         """Free a policy's slot. Unknown: no-op."""
         slot = self._slots.pop(policy, None)
@@ -181,8 +188,12 @@ class SlotTable:
             self._free.append(slot.buffers)
 
     def _victim(self) -> str:
-        for policy, slot in self._slots.items():
-            if not slot.accumulated and not slot.in_use:
+        idle = [(policy, slot) for policy, slot in self._slots.items() if not slot.in_use]
+        for policy, slot in idle:
+            if not slot.accumulated:
+                return policy
+        for policy, slot in idle:
+            if slot.replayable:
                 return policy
         raise Retryable(
             f"all {self.capacity} slots hold gradients of an open step or are in use; trying again after one is "

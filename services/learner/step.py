@@ -100,10 +100,10 @@ class UpdateJob:
             check=lease.check,
         )
         try:
-            return await bench.turns.take(request)
+            return await bench.step(request)
         except SlotLost:
             start, reference = await self._start(command), await self._reference(command)
-            return await bench.turns.take(replace(request, start=start, reference=reference), first=True)
+            return await bench.step(replace(request, start=start, reference=reference), first=True)
 
     async def _old_logprobs(self, command: UpdateRequested) -> bytes | None:
         first = (command.epoch, command.minibatch) == (0, 0)

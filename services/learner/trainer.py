@@ -32,7 +32,8 @@ __all__ = ["Check", "ForwardBackward", "LossCall", "TorchTrainer", "Trainer", "W
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """`loss` = Σ c·ℓ over the call's rows. `logprobs[d]` has the length of datum d, 0.0 outside its mask."""
+    """`loss` = Σ c·ℓ over the call's rows. `logprobs[d]` has the length of datum d's targets, 0.0 outside its
+    mask."""
 
     loss: float
     logprobs: list[list[float]]

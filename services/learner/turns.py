@@ -21,6 +21,16 @@ from shared.errors import Retryable
 Check = Callable[[], None]
 
 
+def both(first: Check, second: Check) -> Check:
+    """Raises what either does."""
+
+    def check() -> None:
+        first()
+        second()
+
+    return check
+
+
 class Request(Protocol):
     def with_check(self, stopped: Check) -> Request:
         """The same request, which also raises what `stopped` does at its next check."""
@@ -55,7 +65,8 @@ class Turns(Generic[R, O_co]):
         self._runner: asyncio.Task[None] | None = None
 
     async def take(self, request: R, first: bool = False) -> O_co:
-        """The outcome of the request's turn; `first`: it had one that came to nothing, and has the next.
+        """The outcome of the request's turn; `first`: it had one that came to nothing, or is the short end of what
+        the one before began, and has the next.
 
         When the caller is cancelled the request is told at its next check, and nobody waits for that: a
         shutdown gives its lease back at once."""

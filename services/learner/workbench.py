@@ -1,8 +1,8 @@
-"""One base model with everything that trains policies on it, and the blocking part of their steps.
+"""One base model with everything that trains policies on it, and the blocking part of their turns.
 
-`Workbench.steps` runs in a thread: files and rows of one step or of several policies' steps in, files and
-metrics out. Invariant: a slot says what it holds only while that is true; a step that fails leaves it
-saying nothing, so that the next one restores.
+`Workbench.steps` runs in a thread: files and rows of one step, of several policies' steps or of one operation in,
+files and figures out. Invariant: a slot says what it holds only while that is true; a step that fails leaves
+it saying nothing, so that the next one restores.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 from mint_schemas.commands import UpdateRequested
 
 from services.learner import checkpoint
 from services.learner.base_model import ResidentBase
 from services.learner.datum import Datum, cost
+from services.learner.one_operation import OperationOutcome, OperationRequest, TurnOutcome, TurnRequest, operate
 from services.learner.one_step import OneStep, StepOutcome, StepRequest, reference_key, shape_of
-from services.learner.slots import Slot, SlotTable
+from services.learner.slots import Slot, SlotShape, SlotTable
 from services.learner.trainer import ForwardBackward, Trainer, Work
 from services.learner.turns import Check, Turns
 from shared.adapters.manifest import Probe
@@ -40,8 +41,17 @@ class Schedule:
     joint_tokens: int = 1024
 
 
+class Placed(Protocol):
+    """Where a turn's result still is."""
+
+    @property
+    def slot(self) -> Slot: ...
+    @property
+    def turn(self) -> int: ...
+
+
 class Workbench:
-    """`turns` is taken by whoever steps: slots share one resident base."""
+    """`turns` is taken by whoever needs the base: slots share one."""
 
     tries_apart = True
 
@@ -59,24 +69,52 @@ class Workbench:
         self._schedule = schedule or Schedule()
         self.noting = threading.Lock()
         waited = TURN_WAIT_SECONDS.labels(base.token).observe
-        self.turns: Turns[StepRequest, StepOutcome] = Turns(self.steps, self._together, waited)
+        self.turns: Turns[TurnRequest, TurnOutcome] = Turns(self.steps, self._together, waited)
+
+    async def step(self, request: StepRequest, first: bool = False) -> StepOutcome:
+        """The outcome of its turn (see `Turns.take`)."""
+        return cast(StepOutcome, await self.turns.take(request, first))
+
+    async def operate(self, request: OperationRequest, first: bool = False) -> OperationOutcome:
+        """The outcome of its turn."""
+        return cast(OperationOutcome, await self.turns.take(request, first))
 
     def holds(self, command: UpdateRequested) -> bool:
         """Whether the policy's slot is in the state that the command starts from, optimizer included."""
         if command.start is None or command.fresh_optimizer:
             return False
-        slot = self._slots.find(command.policy, shape_of(command))
-        return slot is not None and slot.holds == checkpoint.identity(command.start)
+        return self.state_of(command.policy, shape_of(command)) == checkpoint.identity(command.start)
 
     def holds_reference(self, command: UpdateRequested) -> bool:
         """Whether the adapter that the command measures its distance from is in a slot (None always is)."""
         if command.reference is None:
             return True
-        slot = self._slots.find(reference_key(command), shape_of(command))
-        return slot is not None and slot.holds == checkpoint.identity(command.reference)
+        return self.state_of(reference_key(command), shape_of(command)) == checkpoint.identity(command.reference)
 
-    def steps(self, requests: Sequence[StepRequest]) -> list[StepOutcome | Exception]:
-        """One optimizer step each, their passes over the base joint; what fails is answered by its error."""
+    def state_of(self, key: str, shape: SlotShape) -> str | None:
+        """What the slot of `key` holds; None = nothing, or nobody knows."""
+        slot = self._slots.find(key, shape)
+        return None if slot is None else slot.holds
+
+    def holding(self, policy: str) -> str | None:
+        """As `state_of`, where the shape is not known yet."""
+        return self._slots.holding(policy)
+
+    def steps(self, requests: Sequence[TurnRequest]) -> list[TurnOutcome | Exception]:
+        """One operation, or one optimizer step each, their passes over the base joint; what fails is answered
+        by its error."""
+        if isinstance(requests[0], OperationRequest):
+            return [self._operate(requests[0])]
+        steps = [request for request in requests if isinstance(request, StepRequest)]
+        return list(self._step_jointly(steps))
+
+    def _operate(self, request: OperationRequest) -> OperationOutcome | Exception:
+        try:
+            return operate(request, self._slots, self._trainer, self._probe, self.noting)
+        except Exception as error:
+            return error
+
+    def _step_jointly(self, requests: Sequence[StepRequest]) -> list[StepOutcome | Exception]:
         with ExitStack() as stack:
             steps = [
                 OneStep(request, self.base, self._slots, self._trainer, stack, self.noting) for request in requests
@@ -90,9 +128,9 @@ class Workbench:
                 step.attempt(lambda step=step: step.finish(self._probe))  # type: ignore[misc]
             return [step.answer() for step in steps]
 
-    def keep(self, outcome: StepOutcome, holds: str) -> None:
-        """Note which checkpoint the step's slot holds, if it has not moved on since; one that was not
-        committed matches no later start."""
+    def keep(self, outcome: Placed, holds: str) -> None:
+        """Note which state the turn's slot holds, if it has not moved on since; one that was not committed
+        matches no later start."""
         with self.noting:
             if outcome.slot.turn == outcome.turn:
                 outcome.slot.holds = holds
@@ -122,9 +160,9 @@ class Workbench:
             step.slot.forget_gradients()
             self._learn([step])
 
-    def _together(self, taken: Sequence[StepRequest], following: StepRequest) -> bool:
-        everyone = [*taken, following]
-        if self._schedule.kind == "sliced":
+    def _together(self, taken: Sequence[TurnRequest], following: TurnRequest) -> bool:
+        everyone = [request for request in (*taken, following) if isinstance(request, StepRequest)]
+        if self._schedule.kind == "sliced" or len(everyone) < len(taken) + 1:
             return False
         if len({request.command.policy for request in everyone}) < len(everyone):
             return False

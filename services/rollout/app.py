@@ -17,12 +17,16 @@ from mint_schemas.commands import RolloutRequested
 from services.rollout.config import RolloutSettings
 from services.rollout.groups import GroupSampler
 from services.rollout.handlers import RolloutHandler
+from services.rollout.sample_handler import SampleHandler
+from services.rollout.samples import OperationSampler
+from shared.bus import command_durable
+from shared.catalog.operations_client import OperationsClient
 from shared.errors import Fatal
 from shared.sampling.remote import RemoteSampler
 from shared.service import Resources
 from shared.tasks import RewardSettings, TaskLoader
 from shared.text import TextCodec
-from shared.worker import serve_commands
+from shared.worker import Faults, serve_commands
 
 __all__ = ["build"]
 
@@ -33,6 +37,7 @@ class RolloutApp:
     settings: RolloutSettings
     sampler: RemoteSampler
     handler: RolloutHandler
+    samples: SampleHandler
     routers: Sequence[APIRouter] = ()
 
     async def start(self) -> None:
@@ -45,6 +50,9 @@ class RolloutApp:
             self.resources.bases,
             self.settings.rollout_commands_in_flight,
         )
+        for base in self.resources.bases.values():
+            durable = command_durable("mint.v1.sample.requested", base.token)
+            await self.resources.bus.consume(durable, self.samples.handle, self.settings.rollout_samples_in_flight)
 
     async def stop(self) -> None:
         await self.sampler.stop()
@@ -64,13 +72,32 @@ async def build(resources: Resources) -> AsyncIterator[RolloutApp]:
     async with (
         httpx.AsyncClient(limits=limits, trust_env=False) as http,
         aclosing(TaskLoader(resources.store.get, rewards)) as tasks,
+        _catalog(settings.catalog_url) as catalog,
     ):
         sampler = RemoteSampler(resources.bus, http)
-        samplers = {}
+        groups, operations = {}, {}
+        places = asyncio.Semaphore(settings.rollout_sequences_in_flight)
         for base in resources.bases.values():
             codec = await asyncio.to_thread(TextCodec.load, base.directory)
-            samplers[base.name] = GroupSampler(
+            groups[base.name] = GroupSampler(
                 sampler, base, codec, settings.rollout_groups_in_flight, settings.rollout_patience_s
             )
-        handler = RolloutHandler(samplers, tasks)
-        yield RolloutApp(resources, settings, sampler, handler)
+            operations[base.name] = OperationSampler(sampler, base, codec, places, settings.rollout_patience_s)
+        samples = SampleHandler(
+            catalog,
+            resources.store,
+            operations,
+            settings.worker_id,
+            settings.heartbeat_s,
+            Faults(resources.name, settings.fault, settings.fault_dir),
+        )
+        yield RolloutApp(resources, settings, sampler, RolloutHandler(groups, tasks), samples)
+
+
+@asynccontextmanager
+async def _catalog(url: str) -> AsyncIterator[OperationsClient]:
+    client = OperationsClient(url)
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -79,7 +79,7 @@ def admit(manifest: Manifest, directory: Path, host: Host) -> Admitted:
     except layout.BadTensorFile as error:
         raise AdapterRefused(f"{label(manifest)}: {error}") from error
     _check_digests(manifest, directory)
-    _check_config(manifest, _read_config(manifest, directory))
+    check_config(manifest, _read_config(manifest, directory))
     _check_spelling(manifest, directory)
     modules = check_tensors(manifest, tensors, host)
     check_values(manifest, directory / TENSOR_FILE, tensors)
@@ -169,7 +169,8 @@ def _check_spelling(manifest: Manifest, directory: Path) -> None:
         )
 
 
-def _check_config(manifest: Manifest, config: dict[str, Any]) -> None:
+def check_config(manifest: Manifest, config: Mapping[str, Any]) -> None:
+    """Raises AdapterRefused for a config, in whatever spelling, that is not that of the manifest's plain LoRA."""
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(f"{label(manifest)}: peft_type {config.get('peft_type')!r}; only 'LORA' is served")
     for key, allowed in _PLAIN.items():

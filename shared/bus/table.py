@@ -31,6 +31,8 @@ _WORKERS = {
     "mint.v1.update.requested": "learner",
     "mint.v1.export.requested": "exporter",
     "mint.v1.evaluation.requested": "evaluator",
+    "mint.v1.operations.requested": "learner",
+    "mint.v1.sample.requested": "rollout",
 }
 
 

@@ -25,7 +25,9 @@ won, and the worker publishes what the answer says, never its local result.
 | POST /internal/v1/policies/{tenant}/{policy}/rollback | Rollback | AliasView |
 | POST /internal/v1/policies/{tenant}/{policy}/pin | PinPolicy | PolicyView |
 | GET /internal/v1/evaluations?run_id=&revision= | | list of EvaluationView |
+| POST /internal/v1/evaluations | StartEvaluation | RunView of a run that only scores |
 | POST /internal/v1/data | FileRef + tenant | FileRef |
+| GET /internal/v1/data/{tenant}?limit=&cursor= | | Page of DataView |
 | GET /internal/v1/data/{tenant}/{sha256} | | FileRef |
 
 Errors are `{"error": {"code", "message", "near"?}}` with 400 (what is allowed), 404, 409 (a condition
@@ -38,6 +40,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from mint_schemas.commands import CheckpointRef
 from mint_schemas.common import FileRef
+from mint_schemas.training import Evaluation
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.adapters.manifest import Manifest
@@ -243,6 +246,16 @@ class JournalEntry(Message):
     body: dict[str, Any]
 
 
+class StartEvaluation(Message):
+    """Score what `reference` means now, beside whatever trains its policy. `key`: asked again under it, the same run
+    answers; one of the tenant's own choice never names another's."""
+
+    reference: str
+    evaluation: Evaluation
+    key: str = Field(min_length=1, max_length=300)
+    actor: str
+
+
 class EvaluationView(Message):
     evaluation_id: str
     run_id: str
@@ -308,6 +321,15 @@ class PinPolicy(Message):
 class CancelRequest(Message):
     actor: str
     reason: str = "cancelled by request"
+
+
+class DataView(Message):
+    """A tenant's own uploaded file: its reference, as a request names it, and when it came."""
+
+    key: str
+    sha256: str
+    size: int
+    created_at: str
 
 
 class ErrorBody(Message):

@@ -1,45 +1,21 @@
 """The catalog's internal HTTP API from the outside: one method per route of `shared/catalog/api.py`.
 
-A catalog that does not answer is an Outage; an answer that refuses is Refused with the catalog's own
-code, words and near matches.
+Errors as in `http.py`: Outage where the catalog does not answer, Refused where it says no.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any
 
-import httpx
 from mint_schemas import FileRef, parse_reference
-from pydantic import BaseModel, TypeAdapter, ValidationError
-
-from shared.errors import Fatal, Outage, Refused
-from shared.telemetry import current_traceparent
 
 from . import api
+from .http import CatalogHttp, quoted
 
 __all__ = ["CatalogClient"]
 
-T = TypeVar("T")
 
-_PREFIX = "/internal/v1"
-
-
-class CatalogClient:
-    """Safe to use from many tasks; `close` it once. Every method raises Outage or Refused."""
-
-    def __init__(self, url: str, timeout_s: float = 10.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._url = url
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=20)
-        # A proxy of the environment is for the world outside, never for a service beside this one.
-        self._http = httpx.AsyncClient(
-            base_url=url, timeout=timeout_s, limits=limits, transport=transport, trust_env=False
-        )
-
-    async def close(self) -> None:
-        await self._http.aclose()
-
+class CatalogClient(CatalogHttp):
     async def take(self, request: api.TakeRequest) -> api.TakeAnswer:
         return await self._post("/commands/take", request, api.TakeAnswer)
 
@@ -79,13 +55,13 @@ class CatalogClient:
         )
 
     async def run(self, run_id: str) -> api.RunView:
-        return await self._get(f"/runs/{_part(run_id)}", api.RunView)
+        return await self._get(f"/runs/{quoted(run_id)}", api.RunView)
 
     async def journal(self, run_id: str, after: int = 0) -> list[api.JournalEntry]:
-        return await self._get(f"/runs/{_part(run_id)}/journal", list[api.JournalEntry], after=after)
+        return await self._get(f"/runs/{quoted(run_id)}/journal", list[api.JournalEntry], after=after)
 
     async def cancel(self, run_id: str, request: api.CancelRequest) -> api.RunView:
-        return await self._post(f"/runs/{_part(run_id)}/cancel", request, api.RunView)
+        return await self._post(f"/runs/{quoted(run_id)}/cancel", request, api.RunView)
 
     async def policies(
         self,
@@ -117,7 +93,7 @@ class CatalogClient:
 
     async def move_alias(self, policy: str, alias: str, request: api.MoveAlias) -> api.AliasView:
         """Waits for readiness on the catalog's side, up to `request.timeout_s`."""
-        path = f"{_policy(policy)}/aliases/{_part(alias)}"
+        path = f"{_policy(policy)}/aliases/{quoted(alias)}"
         return await self._post(path, request, api.AliasView, timeout_s=request.timeout_s + 10)
 
     async def rollback(self, policy: str, request: api.Rollback) -> api.AliasView:
@@ -130,59 +106,18 @@ class CatalogClient:
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[api.EvaluationView]:
         return await self._get("/evaluations", list[api.EvaluationView], run_id=run_id, revision=revision)
 
+    async def evaluate(self, request: api.StartEvaluation) -> api.RunView:
+        return await self._post("/evaluations", request, api.RunView)
+
     async def register_data(self, tenant: str, file: FileRef) -> FileRef:
         return await self._send("POST", "/data", FileRef, json={"tenant": tenant, **file.model_dump(mode="json")})
 
+    async def list_data(self, tenant: str, limit: int = 50, cursor: str | None = None) -> api.Page[api.DataView]:
+        """In order of sha256."""
+        return await self._get(f"/data/{quoted(tenant)}", api.Page[api.DataView], limit=limit, cursor=cursor)
+
     async def data(self, tenant: str, sha256: str) -> FileRef:
-        return await self._get(f"/data/{_part(tenant)}/{_part(sha256)}", FileRef)
-
-    async def _get(self, path: str, answer: type[T], **query: str | int | None) -> T:
-        return await self._send("GET", path, answer, params={k: v for k, v in query.items() if v is not None})
-
-    async def _post(self, path: str, body: BaseModel, answer: type[T], timeout_s: float | None = None) -> T:
-        return await self._send("POST", path, answer, json=body.model_dump(mode="json"), timeout_s=timeout_s)
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        answer: type[T],
-        params: Mapping[str, str | int] | None = None,
-        json: Any = None,
-        timeout_s: float | None = None,
-    ) -> T:
-        traceparent = current_traceparent()
-        try:
-            response = await self._http.request(
-                method,
-                _PREFIX + path,
-                params=params,
-                json=json,
-                headers={"traceparent": traceparent} if traceparent else None,
-                timeout=timeout_s if timeout_s is not None else httpx.USE_CLIENT_DEFAULT,
-            )
-        except httpx.HTTPError as error:
-            raise Outage(f"the catalog at {self._url} does not answer: {type(error).__name__} {error}") from error
-        if response.is_error:
-            raise _refusal(self._url, response)
-        try:
-            return TypeAdapter(answer).validate_json(response.content)
-        except ValidationError as error:
-            raise Fatal(f"the catalog answered {method} {path} with what this build does not know: {error}") from error
-
-
-def _refusal(url: str, response: httpx.Response) -> Refused | Outage:
-    try:
-        body = api.ErrorBody.model_validate(response.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        body = api.ErrorBody(code="unknown", message=response.text[:500] or response.reason_phrase)
-    if response.status_code >= 500:
-        return Outage(f"the catalog at {url} answered {response.status_code}: {body.message}")
-    return Refused(body.message, body.code, body.near, response.status_code)
-
-
-def _part(text: str) -> str:
-    return quote(text, safe="")
+        return await self._get(f"/data/{quoted(tenant)}/{quoted(sha256)}", FileRef)
 
 
 def _policy(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The lease of a command while its job runs: renewed beside it, looked at by it.
+"""The lease of a command or of a policy while its work runs: renewed beside it, looked at by it.
 
 The lease is what fences: a heartbeat to the bus keeps a message from coming again, but only the epoch
 in the catalog keeps a slow worker's commit out. A job calls `check` between its parts and stops early.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
 
 from shared.catalog import api
 from shared.errors import MintError, Refused, Retryable
 from shared.telemetry import log
 
-__all__ = ["LEASE_TTL_S", "LeaseLost", "LeaseView", "Renewer"]
+__all__ = ["LEASE_TTL_S", "LeaseLost", "LeaseView", "Renew"]
 
 LEASE_TTL_S = 30.0
 
@@ -31,32 +31,28 @@ class LeaseLost(MintError):
         self.cancelled = cancelled
 
 
-class Renewer(Protocol):
-    async def renew(self, request: api.LeaseRequest) -> api.RenewAnswer: ...
+Renew = Callable[[], Awaitable[api.RenewAnswer]]
 
 
 class LeaseView:
-    """`check` is cheap and safe from any thread."""
+    """`check` is cheap and safe from any thread; `about` says in errors what is leased."""
 
-    def __init__(self, catalog: Renewer, request: api.LeaseRequest, every_s: float, ttl_s: float = LEASE_TTL_S) -> None:
-        self._catalog, self._request, self._every_s, self._ttl_s = catalog, request, every_s, ttl_s
+    def __init__(self, renew: Renew, epoch: int, about: str, every_s: float, ttl_s: float = LEASE_TTL_S) -> None:
+        self.epoch = epoch
+        self._ask, self._about, self._every_s, self._ttl_s = renew, about, every_s, ttl_s
         self._held_until = time.monotonic() + ttl_s
         self._answer = api.RenewAnswer(held=True)
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def epoch(self) -> int:
-        return self._request.epoch
-
     def check(self) -> None:
         """Raises LeaseLost when the lease was lost, ran out unrenewed, or the run was cancelled."""
-        command = self._request.command_id
+        about = self._about
         if self._answer.cancelled:
-            raise LeaseLost(f"the run of {command} is over; its work is dropped", cancelled=True)
+            raise LeaseLost(f"the run of {about} is over; its work is dropped", cancelled=True)
         if not self._answer.held:
-            raise LeaseLost(f"another worker holds the lease of {command} by now", cancelled=False)
+            raise LeaseLost(f"another worker holds the lease of {about} by now", cancelled=False)
         if time.monotonic() > self._held_until:
-            raise LeaseLost(f"the lease of {command} ran out: the catalog did not renew it in time", cancelled=False)
+            raise LeaseLost(f"the lease of {about} ran out: the catalog did not renew it in time", cancelled=False)
 
     async def __aenter__(self) -> LeaseView:
         self._task = asyncio.create_task(self._renew())
@@ -73,7 +69,7 @@ class LeaseView:
             await asyncio.sleep(self._every_s)
             asked = time.monotonic()
             try:
-                self._answer = await self._catalog.renew(self._request)
+                self._answer = await self._ask()
             except Refused as error:
                 log(_log, logging.WARNING, "lease refused", reason=str(error))
                 self._answer = api.RenewAnswer(held=False, cancelled=error.code == "run_ended")

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from shared.bus import Received, command_durable
@@ -104,8 +105,9 @@ class Runner(Generic[C]):
     async def _work(self, command: C, epoch: int) -> None:
         request = api.LeaseRequest(command_id=command.command_id, worker=self._worker, epoch=epoch)
         files = AttemptFiles(self._store, command.run_id, command.command_id, self._faults)
+        renew = partial(self._catalog.renew, request)
         try:
-            async with LeaseView(self._catalog, request, self._heartbeat_s) as lease:
+            async with LeaseView(renew, epoch, command.command_id, self._heartbeat_s) as lease:
                 result = await self._run(command, files, lease)
                 self._faults.hit("after_files")
                 event = await self._commit(request, result)

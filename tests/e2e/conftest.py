@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rewards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """For a stack whose operators installed two reward plugins and allow webhooks on this machine."""
-    return {"PYTHONPATH": str(install_plugin(tmp_path_factory.mktemp("plugin"))), "MINT_REWARD_HOSTS": "127.0.0.1"}
+    paths = [str(install_plugin(tmp_path_factory.mktemp("plugin"))), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "MINT_REWARD_HOSTS": "127.0.0.1"}
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""POST /mint/v1/data: a tenant's own file, stored under its hash, to be named in a TrainRequested.
+"""/mint/v1/data: a tenant's own files, stored under their hashes, to be named in a TrainRequested.
 
 In: the file as the raw body, of any length up to the bound, never held in memory. Out: `{key, sha256,
 size}`. Invariant: the answer comes after the store has the bytes and the catalog has the row; the same
@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import tempfile
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO
 
-from fastapi import Query
 from mint_schemas.common import FileRef
-from mint_schemas.names import NAME
 from starlette.requests import ClientDisconnect, Request
 
 from services.gateway.edge import Caller, Here
 from services.gateway.identity import Identity
+from services.gateway.mint_v1.owned import Cursor, Limit, TenantFilter
 from services.gateway.streaming import ClientGone
+from shared.catalog.api import DataView, Page
 from shared.errors import Refused
 from shared.store import keys
 
-__all__ = ["put_data"]
+__all__ = ["list_data", "put_data"]
 
 WRITE_BYTES = 1 << 20
 
 
-async def put_data(
-    request: Request,
-    gateway: Here,
-    caller: Caller,
-    tenant: Annotated[str | None, Query(description="the owner, for a key that acts for every tenant")] = None,
-) -> FileRef:
+async def put_data(request: Request, gateway: Here, caller: Caller, tenant: TenantFilter = None) -> FileRef:
+    """The file itself as the body; the answer is the reference to name it by. The same file again: the same answer."""
     owner = _owner(caller, tenant)
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise Refused("send the file itself as the body, not a form (curl: --data-binary @FILE)", status=415)
@@ -50,16 +45,21 @@ async def put_data(
     return await gateway.catalog.register_data(owner, ref)
 
 
+async def list_data(
+    gateway: Here, caller: Caller, tenant: TenantFilter = None, limit: Limit = 50, cursor: Cursor = None
+) -> Page[DataView]:
+    """In order of sha256."""
+    return await gateway.catalog.list_data(_owner(caller, tenant), limit=limit, cursor=cursor)
+
+
 def _owner(caller: Identity, tenant: str | None) -> str:
     owner = caller.scope(tenant)
     if owner is None:
         raise Refused(
-            "this key acts for every tenant: say whose file it is with ?tenant=NAME, "
-            "the tenant of the policy that will train on it",
+            "this key acts for every tenant: say whose data is meant with ?tenant=NAME, "
+            "the tenant of the policies that train on it",
             code="tenant_needed",
         )
-    if not re.fullmatch(NAME, owner):
-        raise Refused(f"tenant {owner[:80]!r} is no name: 1 to 63 of a-z, 0-9, '.', '_' and '-'", code="invalid_name")
     return owner
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Query
-from mint_schemas.names import AliasName, ReferenceText, parse_reference
-from pydantic import BaseModel, ConfigDict, Field
+from mint_schemas.names import AliasName, parse_reference
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from services.gateway.edge import Caller, Here
 from services.gateway.identity import Identity
-from services.gateway.mint_v1.owned import Cursor, Limit, PolicyPart, TenantPart, owned_policy
+from services.gateway.mint_v1.owned import (
+    NAME_PATTERN,
+    Cursor,
+    Limit,
+    PolicyPart,
+    RevisionText,
+    TenantFilter,
+    TenantPart,
+    owned_policy,
+)
 from shared.catalog.api import (
     AliasMove,
     AliasView,
-    EvaluationView,
     MoveAlias,
     Page,
     PinPolicy,
@@ -25,7 +32,6 @@ from shared.catalog.api import (
 from shared.errors import Refused
 
 __all__ = [
-    "list_evaluations",
     "list_moves",
     "list_policies",
     "list_revisions",
@@ -36,6 +42,17 @@ __all__ = [
 ]
 
 Timeout = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False, description="seconds to wait for readiness")]
+Alias = Annotated[AliasName, WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "examples": ["live"]})]
+
+
+def _is_number(value: Any) -> Any:
+    if isinstance(value, str | bool):
+        raise ValueError("a number is expected")
+    return value
+
+
+Version = Annotated[int, Field(ge=0, strict=False), BeforeValidator(_is_number)]
+"""Any integer of JSON, for which 7.0 is one and "7" is none."""
 
 Force = Annotated[bool, Field(description="move at once, ready or not: requests then wait for the load")]
 
@@ -43,9 +60,14 @@ Force = Annotated[bool, Field(description="move at once, ready or not: requests 
 class AliasTarget(BaseModel):
     """Compare and set: with `expected_version` the alias moves only if that version still holds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    revision: ReferenceText
-    expected_version: Annotated[int, Field(ge=0)] | None = None
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        json_schema_extra={"examples": [{"revision": "acme/adder@2", "reason": "try it"}]},
+    )
+    revision: Annotated[RevisionText, Field(description="of this very policy")]
+    expected_version: Version | None = None
     reason: Annotated[str, Field(min_length=1, max_length=200)] = "manual"
     timeout_s: Timeout = 60.0
     force: Force = False
@@ -54,9 +76,14 @@ class AliasTarget(BaseModel):
 class RollbackTo(BaseModel):
     """`to` None: the revision that the alias pointed at before its current one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    alias: AliasName = "live"
-    to: ReferenceText | None = None
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        json_schema_extra={"examples": [{}, {"alias": "live", "to": "acme/adder@1"}]},
+    )
+    alias: Alias = "live"
+    to: RevisionText | None = None
     timeout_s: Timeout = 60.0
     force: Force = False
 
@@ -69,12 +96,14 @@ class Pin(BaseModel):
 
 
 async def list_policies(
-    gateway: Here, caller: Caller, tenant: str | None = None, limit: Limit = 50, cursor: Cursor = None
+    gateway: Here, caller: Caller, tenant: TenantFilter = None, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[PolicyView]:
+    """By name."""
     return await gateway.catalog.policies(tenant=caller.scope(tenant), limit=limit, cursor=cursor)
 
 
 async def show_policy(tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller) -> PolicyView:
+    """What its aliases point at, how many revisions it has, and which run trains it now."""
     name = owned_policy(caller, tenant, policy)
     try:
         return await gateway.catalog.policy(name)
@@ -85,7 +114,7 @@ async def show_policy(tenant: TenantPart, policy: PolicyPart, gateway: Here, cal
 async def list_revisions(
     tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller, limit: Limit = 50, cursor: Cursor = None
 ) -> Page[RevisionView]:
-    """With manifest, score, aliases, and the replicas on which each is ready."""
+    """Newest first, with manifest, score, aliases, and the replicas on which each is ready."""
     name = owned_policy(caller, tenant, policy)
     try:
         return await gateway.catalog.revisions(name, limit=limit, cursor=cursor)
@@ -94,12 +123,12 @@ async def list_revisions(
 
 
 async def list_moves(tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller) -> list[AliasMove]:
-    """The audit trail of the policy's aliases."""
+    """The audit trail of the policy's aliases, oldest first: who moved which, from where to where, and why."""
     return await gateway.catalog.moves(owned_policy(caller, tenant, policy))
 
 
 async def move_alias(
-    tenant: TenantPart, policy: PolicyPart, alias: AliasName, body: AliasTarget, gateway: Here, caller: Caller
+    tenant: TenantPart, policy: PolicyPart, alias: Alias, body: AliasTarget, gateway: Here, caller: Caller
 ) -> AliasView:
     """Answers once the revision is ready and the alias has moved; 409 with the reason otherwise."""
     name = owned_policy(caller, tenant, policy)
@@ -117,6 +146,7 @@ async def move_alias(
 async def roll_back(
     tenant: TenantPart, policy: PolicyPart, gateway: Here, caller: Caller, body: RollbackTo | None = None
 ) -> AliasView:
+    """Answers once the earlier revision is ready and the alias points at it; 409 with the reason otherwise."""
     name = owned_policy(caller, tenant, policy)
     wanted = body or RollbackTo()
     to = None if wanted.to is None else _revision_of(name, wanted.to)
@@ -127,19 +157,6 @@ async def roll_back(
 async def pin_policy(tenant: TenantPart, policy: PolicyPart, body: Pin, gateway: Here, caller: Caller) -> PolicyView:
     """Keep what the policy's aliases point at resident, or no longer; 409 when too many are pinned."""
     return await gateway.catalog.pin(owned_policy(caller, tenant, policy), PinPolicy(pinned=body.pinned))
-
-
-async def list_evaluations(
-    gateway: Here,
-    caller: Caller,
-    run_id: Annotated[str | None, Query(max_length=100)] = None,
-    revision: Annotated[ReferenceText | None, Query()] = None,
-) -> list[EvaluationView]:
-    """Scores of a run or of a revision, newest last."""
-    if run_id is None and revision is None:
-        raise Refused("say whose scores: ?run_id=… or ?revision=tenant/policy@N")
-    found = await gateway.catalog.evaluations(run_id=run_id, revision=revision)
-    return [view for view in found if caller.owns_policy(view.policy)]
 
 
 def _revision_of(policy: str, text: str) -> str:

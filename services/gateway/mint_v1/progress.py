@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Header
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
 from services.gateway.edge import Caller, Gateway, Here
-from services.gateway.mint_v1.owned import owned_run
+from services.gateway.mint_v1.owned import RunId, owned_run
 from services.gateway.streaming import EventStream, event
 from shared.catalog.api import RunView
 from shared.errors import Refused, Retryable
@@ -25,22 +26,29 @@ __all__ = ["run_progress"]
 
 END_STATES = frozenset({"completed", "failed", "cancelled"})
 KEEP_ALIVE = ": waiting\n\n"
+NUMBER_PATTERN = "^[0-9]{0,15}$"
 UNREACHABLE = ": the catalog does not answer; still trying\n\n"
 
-LastEventId = Annotated[str | None, Header(alias="Last-Event-ID", description="continue behind this event")]
+LastEventId = Annotated[
+    str | SkipJsonSchema[None],
+    Header(
+        alias="Last-Event-ID", description="continue behind this event", json_schema_extra={"pattern": NUMBER_PATTERN}
+    ),
+]
 
 
-async def run_progress(run_id: str, gateway: Here, caller: Caller, last_event_id: LastEventId = None) -> Response:
+async def run_progress(run_id: RunId, gateway: Here, caller: Caller, last_event_id: LastEventId = None) -> Response:
+    """The journal as server-sent events, each once and in order, until the run ends."""
     await owned_run(gateway, caller, run_id)
     return EventStream(_follow(gateway, run_id, _number(last_event_id)))
 
 
 def _number(text: str | None) -> int:
-    if not text:
+    if text is None:
         return 0
-    if not re.fullmatch(r"[0-9]{1,15}", text):
+    if not re.fullmatch(NUMBER_PATTERN, text):
         raise Refused(f"Last-Event-ID {text[:40]!r} is not the id of an event of this stream, which are numbers")
-    return int(text)
+    return int(text or 0)
 
 
 async def _follow(gateway: Gateway, run_id: str, after: int) -> AsyncIterator[str]:

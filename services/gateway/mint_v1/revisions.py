@@ -14,23 +14,25 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Path as PathParameter
-from starlette.responses import FileResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
 
 from services.gateway.edge import Caller, Gateway, Here
 from services.gateway.identity import Identity
 from services.gateway.mint_v1.owned import PolicyPart, TenantPart, owned_policy
+from services.gateway.streaming import MadeFile, turn
 from shared.adapters.manifest import Manifest
 from shared.catalog.api import RevisionView
 
 __all__ = ["revision_archive", "revision_manifest", "show_revision"]
 
-Number = Annotated[int, PathParameter(ge=1, le=999_999_999)]
+Number = Annotated[int, PathParameter(ge=1, le=999_999_999, examples=[2])]
 
 
 async def show_revision(
     tenant: TenantPart, policy: PolicyPart, number: Number, gateway: Here, caller: Caller
 ) -> RevisionView:
+    """Where it comes from, what it scores, which aliases point at it, where it is ready."""
     return await _owned_revision(gateway, caller, tenant, policy, number)
 
 
@@ -43,35 +45,26 @@ async def revision_manifest(
 
 
 async def revision_archive(
-    tenant: TenantPart, policy: PolicyPart, number: Number, gateway: Here, caller: Caller
+    tenant: TenantPart, policy: PolicyPart, number: Number, request: Request, gateway: Here, caller: Caller
 ) -> Response:
     """A tar of `manifest.json`, `adapter_config.json` and `adapter_model.safetensors` (PEFT layout)."""
     view = await _owned_revision(gateway, caller, tenant, policy, number)
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="mint-archive-"))
     try:
         manifest = _numbered(view)
-        for name, ref in manifest.files.items():
-            await gateway.store.fetch(ref, directory / name)
-        archive = await asyncio.to_thread(_pack, directory, manifest)
+        async with turn(gateway.heavy, request):
+            for name, ref in manifest.files.items():
+                await gateway.store.fetch(ref, directory / name)
+            archive = await asyncio.to_thread(_pack, directory, manifest)
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, directory, True)
         raise
-    return _Archive(
+    return MadeFile(
         archive,
         media_type="application/x-tar",
         filename=f"{tenant}-{policy}-{number}.tar",
         headers={"mint-revision": view.revision, "mint-adapter-sha256": view.adapter_sha256},
     )
-
-
-class _Archive(FileResponse):
-    """Removes its directory, also when the client leaves in the middle (a background task would not run)."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, Path(self.path).parent, True)
 
 
 def _pack(directory: Path, manifest: Manifest) -> Path:

@@ -23,7 +23,7 @@ from mint_schemas.training import Grpo, TrainRequested
 from pydantic import BaseModel, Field, ValidationError
 
 from services.gateway.edge import Caller, Gateway, Here
-from services.gateway.mint_v1.owned import Cursor, owned_run
+from services.gateway.mint_v1.owned import Cursor, RunId, owned_run
 from shared.catalog.api import JournalEntry, RunView
 from shared.errors import Fatal, Refused
 from shared.rl.advantages import group_advantages
@@ -93,8 +93,8 @@ _shown: OrderedDict[tuple[str, str], _Shown] = OrderedDict()
 
 
 async def show_rollouts(
-    run_id: str,
-    step: Annotated[int, Path(ge=1, lt=2**31)],
+    run_id: RunId,
+    step: Annotated[int, Path(ge=1, lt=2**31, description="an optimizer step", examples=[1])],
     gateway: Here,
     caller: Caller,
     order: Annotated[Order, Query(description="as sampled, or by reward")] = "sampled",

@@ -52,6 +52,7 @@ class Status(BaseModel):
 
 
 async def show_status(gateway: Here, caller: Caller) -> Status:
+    """Of replicas: what they hold of the caller's own tenant."""
     alive = gateway.replicas.replicas()
     bases = [
         BaseStatus(

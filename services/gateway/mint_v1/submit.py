@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from fastapi import Header
 from mint_schemas.cloudevents import run_id_for
 from mint_schemas.training import TrainRequested
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 from starlette.responses import Response
 
 from services.gateway.edge import Caller, Gateway, Here
@@ -25,16 +26,22 @@ from shared.catalog.api import RunView, ValidateRequest
 from shared.errors import MintError, Refused
 from shared.telemetry import current_traceparent
 
-__all__ = ["Submission", "Submitted", "submit_run"]
+__all__ = ["Key", "Submission", "Submitted", "submit_run"]
 
 SOURCE = "mint/gateway"
 TYPE = "mint.v1.train.requested"
 VISIBLE_POLL_S = 0.05
+EXAMPLE: dict[str, Any] = {
+    "policy": "acme/adder",
+    "base": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "method": {"kind": "grpo", "task": {"kind": "arithmetic"}, "steps": 12},
+}
 
 
 class Submission(TrainRequested):
     """A TrainRequested; with `dry_run` everything is validated and nothing runs."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     dry_run: bool = False
 
 
@@ -52,14 +59,15 @@ class Submitted(BaseModel):
 
 
 Key = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", pattern=r"^[!-~]{1,200}$", description="the same key and body twice is one run"),
+    Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | SkipJsonSchema[None],
+    Header(alias="Idempotency-Key", description="the same key and body twice is one run"),
 ]
 
 
 async def submit_run(
     body: Submission, gateway: Here, caller: Caller, response: Response, idempotency_key: Key = None
 ) -> Submitted:
+    """Becomes the event that products publish; answers once it is stored, with the run's id to follow it by."""
     request = TrainRequested.model_validate(body.model_dump(exclude={"dry_run"}, exclude_unset=True))
     resolved = await _validated(gateway, caller, request)
     if body.dry_run:

@@ -64,7 +64,7 @@ def openai_router(route: type[EdgeRoute]) -> APIRouter:
     get = ["GET"]
     router.add_api_route("/models", list_models, methods=get, summary="Base models and live policies, by pages")
     router.add_api_route(
-        "/models/{id:path}",
+        "/models/{id:anything}",
         retrieve_model,
         methods=get,
         summary="What a base model's name or a reference means now",
@@ -80,7 +80,7 @@ def openai_router(route: type[EdgeRoute]) -> APIRouter:
         response_model_exclude_unset=True,
     )
     _tokenizing(router)
-    router.add_api_route("/{rest:path}", no_such_route, methods=EVERY_METHOD, include_in_schema=False)
+    router.add_api_route("/{rest:anything}", no_such_route, methods=EVERY_METHOD, include_in_schema=False)
     return router
 
 

@@ -19,6 +19,7 @@ from services.catalog.routes_policies import policy_routes
 from services.catalog.routes_runs import run_routes
 from services.catalog.routes_work import work_routes
 from services.catalog.validate import Validator
+from services.catalog.waiting import Waiters
 from shared.catalog.api import CommitRequest, MoveAlias, PinPolicy, TakeRequest, UpdateResult, ValidateRequest
 from shared.catalog.client import CatalogClient
 from shared.errors import Refused
@@ -34,7 +35,8 @@ class Api:
         driver = Driver(lab.database, lab.bases, self.store, CatalogSettings(), lab.clock, self._write, lambda: None)
         mover = Mover(lab.database, driver, lab.bases, lab.clock)
         validator = Validator(lab.database, self.store, lab.bases, driver.readiness)
-        parts = Parts(lab.database, driver, validator, mover, self.store, lab.bases, lab.rules, lab.clock)
+        waiters = Waiters(lab.database)
+        parts = Parts(lab.database, driver, validator, mover, self.store, lab.bases, lab.rules, lab.clock, waiters)
         app = FastAPI()
         for router in (work_routes(parts), run_routes(parts), policy_routes(parts)):
             app.include_router(router)

@@ -13,11 +13,13 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import select
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from services.catalog.database import Database, sqlite_url
 from services.catalog.migrate import SCRIPTS, migrate
+from services.catalog.operation_tables import FileUseRow
 from services.catalog.register import register
 from services.catalog.tables import AliasRow, PolicyRow, RevisionRow, RunRow, Table
 from shared.errors import Fatal
@@ -63,6 +65,28 @@ def test_an_older_directory_is_brought_up_to_date_with_its_rows(tmp_path: Path) 
     kept = database.read_now(lambda session: session.scalars(select(RunRow)).one())
     assert (kept.run_id, kept.outcome, kept.promoted, kept.picked) == ("r", "promoted", True, None)
     database.close()
+
+
+def test_the_revisions_of_an_older_directory_use_their_files(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path))
+    _upgrade(database, "0003")
+    ref = '{"key": "blobs/sha256/x", "sha256": "x", "size": 1}'
+    run = "'r', 't', 'completed', 1, 'done', '{}', 's', 'i', 'x', 0.0, 1"
+    row = f"'a/b@1', 'a/b', 1, 'x', 'r', 1, 'c', 'd', 1, 0, '{{\"files\": {{\"f\": {ref}}}}}', 0.0"
+    with database.engine.begin() as connection:
+        for statement in (
+            "INSERT INTO policies (policy, tenant, base, created_at, last_number) VALUES ('a/b', 'a', 'x', 0.0, 1)",
+            "INSERT INTO runs (run_id, token, state, steps, outcome, request, request_source, request_id, traceparent,"
+            f" created_at, promoted) VALUES ({run})",
+            "INSERT INTO revisions (revision, policy, number, base, run_id, step, export_command, adapter_sha256,"
+            f" adapter_bytes, zero_delta, manifest, created_at) VALUES ({row})",
+        ):
+            connection.exec_driver_sql(statement)
+    migrate(database.engine, str(tmp_path))
+    (use,) = database.read_now(lambda session: session.scalars(select(FileUseRow)).all())
+    assert (use.key, use.holder) == ("blobs/sha256/x", "revision:a/b@1")
+    (revision,) = database.read_now(lambda session: session.scalars(select(RevisionRow)).all())
+    assert (revision.ephemeral, revision.expires_at) == (False, None)
 
 
 def test_aliases_of_an_older_directory_get_their_base_and_their_last_move(tmp_path: Path) -> None:
@@ -181,6 +205,47 @@ def test_a_read_that_breaks_with_its_result_unread_locks_nobody_out(tmp_path: Pa
     for number in range(4):
         lab.request(sft(f"acme/b{number}"))
     assert "before" in str(kept.value)
+    lab.close()
+
+
+def _policy() -> PolicyRow:
+    return PolicyRow(policy="a/b", tenant="a", base="x", created_at=0.0, last_number=0)
+
+
+def test_who_loses_a_race_for_a_row_finds_it(tmp_path: Path) -> None:
+    """On PostgreSQL another process may insert between the look and the insert, and its client must see no 500."""
+    lab = Lab(tmp_path)
+    told: list[object] = []
+    lab.database.committed = lambda info: told.append(dict(info))
+    looks: list[int] = []
+
+    def enter(session: Session) -> str:
+        looks.append(len(looks))
+        session.info["attempt"] = len(looks)
+        if len(looks) == 2:  # the other's transaction is committed by now
+            session.add(_policy())
+            session.flush()
+        if session.get(PolicyRow, "a/b") is None:
+            session.connection().execute(insert(PolicyRow).values(policy="a/b", tenant="a", base="x", created_at=0.0))
+            session.add(_policy())
+            session.flush()
+        return "there"
+
+    assert lab.database.write_now(enter) == "there"
+    assert told == [{"attempt": 2}]
+    lab.close()
+
+
+def test_what_can_never_be_written_is_an_error_in_the_end(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+
+    def orphan(session: Session) -> None:
+        session.add(AliasRow(policy="no/body", alias="live", revision="no/body@1", version=1))
+        session.flush()
+
+    with pytest.raises(IntegrityError):
+        lab.database.write_now(orphan)
+    assert lab.rows(AliasRow) == []
     lab.close()
 
 

@@ -16,7 +16,7 @@ from services.catalog.drive import Driver
 from services.catalog.handlers import TRAIN, Handlers
 from services.catalog.moves import Mover
 from services.catalog.outbox import Relay
-from services.catalog.tables import CommandRow, FileRow, OutboxRow, PrewarmRow, RevisionRow, RunRow
+from services.catalog.tables import CheckpointRow, CommandRow, FileRow, OutboxRow, PrewarmRow, RevisionRow, RunRow
 from services.catalog.validate import Validator
 from shared.bus.received import DEAD_REASON, DEAD_SUBJECT, Received
 from shared.catalog.api import MoveAlias
@@ -25,6 +25,7 @@ from shared.residency import Desired, ReadyRevision, Replica
 from shared.store.memory import MemoryStore
 from tests.catalog_flows import dpo
 from tests.catalog_kit import TINY, Lab, eventually, put_nothing, sft
+from tests.operations_kit import Learner, Ops
 
 
 async def _nowhere(token: str, wanted: Desired) -> None:
@@ -52,6 +53,62 @@ def _spoil(session: Session, run_id: str) -> None:
     run = runs.find(session, run_id)
     assert run is not None
     run.request = {**run.request, "method": {"kind": "forgotten"}}
+
+
+async def test_a_dead_export_of_a_model_fails_its_save_and_nothing_else(lab: Lab, handlers: Handlers) -> None:
+    ops = Ops(lab, session_ttl_s=1e9)
+    model_id = ops.opened()
+    view = ops.save(model_id, 1, "x")
+    Learner(ops).drain(model_id)
+    command = lab.open(ops.model(model_id).run_id)
+    body = f'{{"command_id": "{command}"}}'.encode()
+    await handlers.dead(_dead("mint.v1.export.requested", "mint.v1.export.requested", body, "no such tensor"))
+    failure = ops.view(view.request_id).failure
+    assert failure is not None
+    assert "no such tensor" in failure.message
+    assert ops.run(model_id).state == "running"
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
+async def test_the_checkpoints_of_a_model_go_however_it_ended(lab: Lab, handlers: Handlers, state: Any) -> None:
+    ops = Ops(lab, session_ttl_s=1e9)
+    model_id = ops.opened()
+    ops.submit(model_id, 1, "optim_step")
+    Learner(ops).drain(model_id)
+    run_id = ops.model(model_id).run_id
+
+    def end(session: Session) -> None:
+        run = runs.find(session, run_id)
+        assert run is not None
+        runs.end(session, run, state, "", lab.bases, 0.0)
+
+    lab.database.write_now(end)
+    assert len(lab.rows(CheckpointRow)) == 1
+    envelope, body = Envelope(f"mint.v1.run.{state}", "mint/catalog", "1"), f'{{"run_id": "{run_id}"}}'.encode()
+    await handlers.event(Received(envelope, body, "tiny-llama", f"mint.v1.run.{state}.tiny-llama", 1, {}))
+    assert lab.rows(CheckpointRow) == []
+
+
+async def test_a_dead_sample_request_fails_the_sample(lab: Lab, handlers: Handlers) -> None:
+    ops = Ops(lab, session_ttl_s=1e9)
+    view = ops.submit_sample(ops.new_sampler(ops.session(), base=TINY).sampler_id)
+    body = f'{{"request_id": "{view.request_id}", "base": "{TINY}"}}'.encode()
+    await handlers.dead(_dead("mint.v1.sample.requested", "mint.v1.sample.requested", body, "no worker has it"))
+    failure = ops.view(view.request_id).failure
+    assert failure is not None
+    assert failure.message == "it could not be sampled: no worker has it"
+
+
+async def test_a_model_whose_base_is_gone_ends_and_says_so(lab: Lab, driver: Driver) -> None:
+    ops = Ops(lab, session_ttl_s=1e9)
+    model_id = ops.opened()
+    view = ops.submit(model_id, 1)
+    del lab.bases[TINY]
+    await driver.look()
+    failure = ops.view(view.request_id).failure
+    assert failure is not None
+    assert "not configured any more" in failure.message
+    assert ops.run(model_id).state == "failed"
 
 
 async def test_a_run_that_cannot_be_read_holds_up_no_other(lab: Lab, driver: Driver) -> None:

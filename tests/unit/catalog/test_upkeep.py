@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,8 +14,10 @@ from services.catalog.readiness import Replicas
 from services.catalog.sweep import sweep_once
 from services.catalog.tables import CheckpointRow, FileRow, OutboxRow
 from shared.residency import FailedRevision, ReadyRevision, Replica
+from shared.store import keys
 from shared.store.memory import MemoryStore
 from tests.catalog_kit import TINY, Lab, eventually, grpo, sft
+from tests.operations_kit import Learner, Ops
 
 
 async def test_the_relay_keeps_the_order_over_an_outage(lab: Lab) -> None:
@@ -94,6 +97,24 @@ async def test_only_what_no_row_names_and_is_old_is_swept(lab: Lab) -> None:
     assert await sweep_once(lab.database, store, 86400, lab.clock) == [orphan, "data/acme/never-registered"]
     for row in lab.rows(FileRow):
         assert await store.size(row.key) is not None
+
+
+async def test_blobs_of_a_model_are_swept_while_it_is_open_but_not_while_it_exports(lab: Lab) -> None:
+    """prime-rl#1857: a sweep deletes what is being made."""
+    ops, store = Ops(lab, session_ttl_s=1e12, result_ttl_s=3600.0), MemoryStore()
+    model_id = ops.opened()
+    data = b"a large payload"
+    kept = await store.put(keys.blob(hashlib.sha256(data).hexdigest()), data)
+    ops.submit_file(model_id, 1, "forward", kept)
+    Learner(ops).drain(model_id)
+    lab.clock.now = (datetime.now(UTC) + timedelta(days=2)).timestamp()
+    assert await sweep_once(lab.database, store, 86400, lab.clock) == []
+    ops.look()
+    ops.save(model_id, 2, "x")
+    Learner(ops).drain(model_id)
+    assert await sweep_once(lab.database, store, 86400, lab.clock) == []
+    ops.export(model_id)
+    assert await sweep_once(lab.database, store, 86400, lab.clock) == [kept.key]
 
 
 def _replica(name: str, **other: object) -> Replica:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import BAD_INPUT, CliError
-from cli.spec import read_spec
+from cli.spec import read_object, read_spec
 
 REQUEST = {
     "policy": "acme/adder",
@@ -63,3 +63,12 @@ def test_what_is_no_request_is_refused(tmp_path: Path, text: str, said: str) -> 
         read_spec(str(path))
     with pytest.raises(CliError, match="cannot read"):
         read_spec(str(tmp_path / "absent.json"))
+
+
+@pytest.mark.parametrize("value", ["2026-01-02", "nan", "inf"])
+def test_what_toml_has_and_json_has_not_is_refused_in_words(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f"kind = {value}\n")
+    with pytest.raises(CliError, match=r"no word for") as caught:
+        read_object(str(path), "a task")
+    assert caught.value.code == BAD_INPUT

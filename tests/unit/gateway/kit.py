@@ -20,6 +20,7 @@ from services.gateway.edge import Gateway
 from services.gateway.identity import Keys
 from services.gateway.resolution import Resolver
 from services.gateway.routes import routers
+from services.gateway.tokens import Tokens
 from shared.adapters.manifest import Manifest
 from shared.bases import Base
 from shared.catalog import api
@@ -31,6 +32,8 @@ from shared.sampling.port import Sampled, SampleStream, Served
 from shared.store.memory import MemoryStore
 from shared.text.codec import TextCodec
 from shared.text.template import ChatTemplate
+from tests.unit.gateway.key_book import AT, FakeBook
+from tests.unit.gateway.tinker.fake_operations import FakeOperations
 
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BASE_SHA256 = "b" * 64
@@ -54,6 +57,7 @@ def byte_codec() -> TextCodec:
 
 
 CODEC = byte_codec()
+TOKENS = Tokens("a secret of the stack")
 END = CODEC.eos_ids[0]
 
 
@@ -159,6 +163,7 @@ class FakeCatalog:
         self.names = ["acme/adder", "acme/subber", "beta/secret"]
         self.scores: list[api.EvaluationView] = []
         self.manifest_files: dict[str, FileRef] = {}
+        self.files: list[tuple[str, FileRef]] = []
 
     def _called(self, name: str, what: Any = None) -> None:
         self.calls.append((name, what))
@@ -187,6 +192,8 @@ class FakeCatalog:
 
     async def revision(self, reference: str) -> api.RevisionView:
         self._called("revision", reference)
+        if reference not in ADAPTER_SHA256:
+            raise Refused(f"there is no revision {reference}", "not_found", status=404)
         return revision_view(int(reference.partition("@")[2]), self.manifest_files)
 
     async def validate(self, request: api.ValidateRequest) -> api.ValidateAnswer:
@@ -256,13 +263,31 @@ class FakeCatalog:
             policy=policy, alias=request.alias, revision=request.to or f"{policy}@1", version=8, previous=None
         )
 
+    async def pin(self, policy: str, request: api.PinPolicy) -> api.PolicyView:
+        self._called("pin", (policy, request))
+        return await self.policy(policy)
+
     async def evaluations(self, run_id: str | None = None, revision: str | None = None) -> list[api.EvaluationView]:
         self._called("evaluations", (run_id, revision))
         return self.scores
 
+    async def evaluate(self, request: api.StartEvaluation) -> api.RunView:
+        self._called("evaluate", request)
+        return run_view("r-score", {"policy": request.reference.partition("@")[0]}, state="evaluating")
+
     async def register_data(self, tenant: str, file: FileRef) -> FileRef:
         self._called("register_data", (tenant, file))
+        self.files.append((tenant, file))
         return file
+
+    async def list_data(self, tenant: str, limit: int = 50, cursor: str | None = None) -> api.Page[api.DataView]:
+        self._called("list_data", (tenant, limit, cursor))
+        found = {
+            file.sha256: api.DataView(**file.model_dump(), created_at=AT)
+            for owner, file in self.files
+            if owner == tenant
+        }
+        return api.Page[api.DataView](items=[found[sha256] for sha256 in sorted(found)][:limit], next_cursor=None)
 
 
 def policy_view(name: str) -> api.PolicyView:
@@ -393,14 +418,16 @@ class Kit:
         values |= {"gateway_run_visible_s": 0.0, "gateway_resolve_timeout_s": 0.5}
         self.settings = GatewaySettings(**(values | settings))
         self.catalog, self.sampler, self.bus = FakeCatalog(), ScriptedSampler(), FakeBus()
-        self.replicas, self.tiers, self.store = FakeReplicas(), FakeTiers(), MemoryStore()
+        self.replicas, self.tiers, self.store, self.book = FakeReplicas(), FakeTiers(), MemoryStore(), FakeBook()
+        self.operations = FakeOperations(self.store)
         self.bases = {BASE: smollm()}
         self.gateway = Gateway(
             settings=self.settings,
-            keys=Keys(self.settings.gateway_keys, self.settings.gateway_local_key),
+            keys=Keys(self.settings.gateway_keys, self.settings.gateway_local_key, self.book, tokens=TOKENS),
             bases=self.bases,
             codecs={BASE: CODEC},
             catalog=self.catalog,
+            operations=self.operations,
             resolver=Resolver(self.catalog, self.bases, self.settings.gateway_resolve_timeout_s),
             sampler=self.sampler,
             replicas=self.replicas,

@@ -6,7 +6,9 @@ import asyncio
 import json
 
 import pytest
+from starlette.requests import Request
 
+from services.gateway.streaming import ClientGone, turn
 from tests.unit.gateway.kit import BASE, Client, Kit
 
 
@@ -69,3 +71,19 @@ async def test_a_stream_read_to_its_end_leaves_nothing_open(kit: Kit) -> None:
     await client.run()
     assert kit.sampler.open == []
     assert len(kit.sampler.closed) == 2
+
+
+async def test_a_turn_is_not_given_to_who_has_gone_and_is_free_again_behind_who_had_it() -> None:
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def there() -> dict[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    places = asyncio.Semaphore(1)
+    async with turn(places, Request({"type": "http"}, there)):
+        with pytest.raises(ClientGone):
+            async with turn(places, Request({"type": "http"}, gone)):
+                raise AssertionError("there is one place")
+    assert not places.locked()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import openai
 import pytest
 
+from services.gateway.config import GatewaySettings
 from services.gateway.identity import Keys
 from shared.errors import Fatal
-from tests.unit.gateway.kit import BASE, Kit
+from tests.unit.gateway.kit import BASE, TOKENS, Kit
 
 ROUTES = [
     ("GET", "/v1/models"),
@@ -90,10 +91,13 @@ async def test_a_request_id_is_kept_or_made(kit: Kit) -> None:
 
 async def test_an_unknown_route_or_method_is_said_in_the_shape_of_its_api(kit: Kit) -> None:
     async with kit.http() as http:
-        openai_shape = (await http.put("/v1/models")).json()["error"]
+        openai_shape = (await http.get("/v1/modls")).json()["error"]
+        wrong_method = await http.put("/v1/models")
         mint_shape = (await http.get("/mint/v1/policys")).json()["error"]
     assert openai_shape["type"] == "invalid_request_error"
-    assert openai_shape["message"] == "there is no route PUT /v1/models"
+    assert openai_shape["message"] == "there is no route GET /v1/modls"
+    assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "GET")
+    assert wrong_method.json()["error"]["message"] == "PUT is not for /v1/models; GET is"
     assert set(mint_shape) == {"code", "message", "near"}
 
 
@@ -115,6 +119,20 @@ async def test_a_body_beyond_the_bound_is_413_in_both_shapes() -> None:
         assert (await http.post("/v1/completions", json={"model": BASE, "prompt": "x"})).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "safe"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("gw.acme", False)]
+)
+def test_a_secret_that_everybody_knows_signs_for_this_machine_alone(host: str, safe: bool) -> None:
+    known = GatewaySettings(host=host)
+    if safe:
+        assert known.signing_secret == known.s3_secret_key
+    else:
+        with pytest.raises(Fatal, match="MINT_GATEWAY_SECRET"):
+            _ = known.signing_secret
+    assert GatewaySettings(host=host, gateway_secret="ours").signing_secret == "ours"
+    assert GatewaySettings(host=host, s3_secret_key="the store's").signing_secret == "the store's"
+
+
 def test_a_key_for_what_is_no_tenant_stops_the_boot() -> None:
     with pytest.raises(Fatal, match="no tenant"):
-        Keys({"k": "Acme Inc"}, "")
+        Keys({"k": "Acme Inc"}, "", tokens=TOKENS)

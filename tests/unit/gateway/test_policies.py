@@ -13,7 +13,7 @@ from shared.adapters.manifest import Manifest
 from shared.catalog import api
 from shared.errors import Refused, Retryable
 from shared.residency import ReadyRevision, Replica
-from tests.unit.gateway.kit import BASE, Kit
+from tests.unit.gateway.kit import BASE, Kit, run_view
 
 
 async def test_policies_are_listed_for_the_callers_tenant(kit: Kit) -> None:
@@ -109,6 +109,7 @@ async def test_revisions_moves_and_scores(kit: Kit) -> None:
         )
         for policy in ("acme/adder", "beta/secret")
     ]
+    kit.catalog.run_views["r"] = run_view("r", {"policy": "acme/adder"})
     async with kit.http("key-acme") as http:
         page = (await http.get("/mint/v1/policies/acme/adder/revisions", params={"limit": 2})).json()
         scores = (await http.get("/mint/v1/evaluations", params={"run_id": "r"})).json()
@@ -179,7 +180,7 @@ async def test_uploads_have_an_owner_a_bound_and_a_content() -> None:
     assert nobody.status_code == 400
     assert "?tenant=" in nobody.json()["error"]["message"]
     assert owned.status_code == 201
-    assert [wrong.status_code, long.status_code, streamed.status_code] == [400, 413, 413]
+    assert [wrong.status_code, long.status_code, streamed.status_code] == [422, 413, 413]
     assert [empty.status_code, form.status_code, foreign.status_code] == [400, 415, 404]
     assert [call for call, _ in kit.catalog.calls] == ["register_data"]
 

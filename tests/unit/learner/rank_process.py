@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from services.learner.group_bench import GroupBench
 from services.learner.leader import Leader
 from services.learner.peers import OutOfStep
 from services.learner.ranks import Open, Ranks, end_process, join
-from tests.unit.learner import job_scenes, scenes
+from services.learner.workbench import Workbench
+from tests.unit.learner import job_scenes, operation_scene, scenes
 
 PATIENCE_S = 60.0
 _FORK = multiprocessing.get_context("forkserver")
@@ -40,12 +42,25 @@ def primitives(ranks: Ranks, directory: Path) -> dict[str, Any]:
 
 def jobs(ranks: Ranks, directory: Path) -> dict[str, Any]:
     """The first process has the store and the commands, the others the production loop."""
+    return _led(ranks, directory, job_scenes.jobs)
+
+
+def operations(ranks: Ranks, directory: Path) -> dict[str, Any]:
+    """Likewise, with a catalog in the first process."""
+    return _led(ranks, directory, operation_scene.operations)
+
+
+def _led(ranks: Ranks, directory: Path, scene: Callable[[Workbench], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
     if not ranks.leads:
         follow(ranks, follow_bench)
         return {}
     leader = Leader(ranks)
     bench = lead_bench(job_scenes.tiny_base(directory / "base"), job_scenes.SETTINGS, leader)
-    found = asyncio.run(job_scenes.jobs(bench))
+
+    async def play() -> dict[str, Any]:
+        return await scene(bench)
+
+    found = asyncio.run(play())
     leader.close(PATIENCE_S)
     return found
 
@@ -101,7 +116,7 @@ def _say(ranks: Ranks, directory: Path) -> None:
     (directory / f"ready{ranks.peers.rank}").touch()
 
 
-SCENES = {f.__name__: f for f in (primitives, jobs, drift, differ, idle, busy)}
+SCENES = {f.__name__: f for f in (primitives, jobs, operations, drift, differ, idle, busy)}
 
 
 def start(scene: str, directory: Path, size: int = 2) -> list[BaseProcess]:

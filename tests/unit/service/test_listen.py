@@ -6,6 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
+from shared.catalog.http import KEPT_S
 from shared.http import Health, HttpServer
 from shared.ports import free_port
 from shared.service import _listen
@@ -22,6 +23,21 @@ async def test_answers_are_sent_without_waiting_for_an_acknowledgement(tmp_path:
         (connection,) = server._server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_idle_connection_is_closed_by_its_client_first(tmp_path: Path) -> None:
+    """Closed by the server, it would now and then be closed under a request that is on its way."""
+    listener = _listen(CommonSettings(data_dir=tmp_path, port=free_port()))
+    async with HttpServer(Health("listening"), listener) as server:
+        reader, writer = await _connect(*listener.getsockname())
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: here\r\n\r\n")
+        await reader.readuntil(b"}")
+        (connection,) = server._server.server_state.connections
+        closing = connection.timeout_keep_alive_task
+        assert closing is not None
+        assert closing.when() - asyncio.get_running_loop().time() > KEPT_S
         writer.close()
         await writer.wait_closed()
 

@@ -17,7 +17,7 @@ from shared.store.memory import MemoryStore
 from shared.store.port import KeyTaken
 from shared.worker import AttemptFiles, Faults, LeaseLost, LeaseView
 
-REQUEST = api.LeaseRequest(command_id="r1:update:3", worker="w", epoch=2)
+ABOUT = "r1:update:3"
 
 
 class Renewals:
@@ -25,7 +25,7 @@ class Renewals:
         self._answers = list(answers)
         self.asked = 0
 
-    async def renew(self, request: api.LeaseRequest) -> api.RenewAnswer:
+    async def renew(self) -> api.RenewAnswer:
         self.asked += 1
         answer = self._answers.pop(0) if self._answers else api.RenewAnswer(held=True)
         if isinstance(answer, Exception):
@@ -55,7 +55,7 @@ async def test_blobs_are_shared(tmp_path: Path) -> None:
 
 async def test_a_lease_is_renewed_while_held() -> None:
     renewals = Renewals(Retryable("away for a moment"))
-    async with LeaseView(renewals, REQUEST, every_s=0.02) as lease:
+    async with LeaseView(renewals.renew, 2, ABOUT, every_s=0.02) as lease:
         await asyncio.sleep(0.15)
         lease.check()
     asked = renewals.asked
@@ -74,7 +74,7 @@ async def test_a_lease_is_renewed_while_held() -> None:
     ],
 )
 async def test_a_lost_lease_is_told(answer: api.RenewAnswer | Exception, words: str, cancelled: bool) -> None:
-    async with LeaseView(Renewals(answer), REQUEST, every_s=0.01) as lease:
+    async with LeaseView(Renewals(answer).renew, 2, ABOUT, every_s=0.01) as lease:
         lease.check()
         await asyncio.sleep(0.05)
         with pytest.raises(LeaseLost, match=words) as lost:
@@ -84,7 +84,7 @@ async def test_a_lost_lease_is_told(answer: api.RenewAnswer | Exception, words: 
 
 async def test_a_lease_that_nobody_renews_runs_out() -> None:
     renewals = Renewals(*(Retryable("away") for _ in range(100)))
-    async with LeaseView(renewals, REQUEST, every_s=0.01, ttl_s=0.05) as lease:
+    async with LeaseView(renewals.renew, 2, ABOUT, every_s=0.01, ttl_s=0.05) as lease:
         await asyncio.sleep(0.1)
         with pytest.raises(LeaseLost, match="ran out"):
             lease.check()
