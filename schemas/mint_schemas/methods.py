@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .common import Positive, Strict
+from .common import WHOLE, Positive, Strict
 from .tasks import Data, Pairs, Task
 
 __all__ = [
@@ -26,14 +26,14 @@ __all__ = [
     "Tis",
 ]
 
-Steps = Annotated[int, Field(ge=1, le=100_000)]
+Steps = Annotated[int, Field(ge=1, le=100_000), WHOLE]
 
 
 class Lora(Strict):
-    rank: Annotated[int, Field(ge=1, le=512)] = 8
+    rank: Annotated[int, Field(ge=1, le=512), WHOLE] = 8
     alpha: Positive = 32.0
     use_rslora: bool = False
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1, max_length=16)] = (
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1, max_length=16, strict=False)] = (
         "q_proj",
         "k_proj",
         "v_proj",
@@ -57,7 +57,7 @@ class Optimizer(Strict):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     grad_clip_norm: Positive = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, le=100_000), WHOLE] = 0
     final_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
@@ -70,10 +70,10 @@ class Sft(Strict):
     kind: Literal["sft"]
     data: Data
     steps: Steps
-    batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    batch_size: Annotated[int, Field(ge=1, le=4096), WHOLE] = 32
     optimizer: Optimizer = Optimizer(learning_rate=2e-3)
-    save_every: Annotated[int, Field(ge=1)] | None = None
-    max_length: Annotated[int, Field(ge=8, le=1_000_000)] = 1024
+    save_every: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_length: Annotated[int, Field(ge=8, le=1_000_000), WHOLE] = 1024
     train_on: Literal["assistant", "last", "chosen"] = "assistant"
 
 
@@ -85,11 +85,11 @@ class Dpo(Strict):
     kind: Literal["dpo"]
     data: Pairs
     steps: Steps
-    batch_size: Annotated[int, Field(ge=1, le=4096)] = 16
+    batch_size: Annotated[int, Field(ge=1, le=4096), WHOLE] = 16
     beta: Positive = 0.1
     optimizer: Optimizer = Optimizer(learning_rate=5e-4)
-    save_every: Annotated[int, Field(ge=1)] | None = None
-    max_length: Annotated[int, Field(ge=8, le=1_000_000)] = 1024
+    save_every: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_length: Annotated[int, Field(ge=8, le=1_000_000), WHOLE] = 1024
 
 
 class KlPenalty(Strict):
@@ -146,9 +146,9 @@ class Grpo(Strict):
     kind: Literal["grpo"]
     task: Task
     steps: Steps
-    prompts_per_step: Annotated[int, Field(ge=1, le=4096)] = 12
-    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
-    max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 64
+    prompts_per_step: Annotated[int, Field(ge=1, le=4096), WHOLE] = 12
+    group_size: Annotated[int, Field(ge=2, le=1024), WHOLE] = 8
+    max_tokens: Annotated[int, Field(ge=1, le=131_072), WHOLE] = 64
     temperature: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     optimizer: Optimizer = Optimizer(learning_rate=5e-4)
     clip_low: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
@@ -158,9 +158,9 @@ class Grpo(Strict):
     advantage: Literal["std", "no_std", "leave_one_out"] = "std"
     drop_zero_variance: bool = True
     mask_overlong: bool = False
-    epochs: Annotated[int, Field(ge=1, le=64)] = 1
-    minibatches: Annotated[int, Field(ge=1, le=256)] = 1
-    staleness: Annotated[int, Field(ge=0, le=8)] = 0
+    epochs: Annotated[int, Field(ge=1, le=64), WHOLE] = 1
+    minibatches: Annotated[int, Field(ge=1, le=256), WHOLE] = 1
+    staleness: Annotated[int, Field(ge=0, le=8), WHOLE] = 0
     kl: KlPenalty | None = None
     correction: Correction | None = None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from .common import FileRef, JsonScalar, Strict
+from .common import WHOLE, FileRef, JsonScalar, Strict
 
 __all__ = [
     "ArithmeticTask",
@@ -27,7 +27,7 @@ __all__ = [
     "WebhookReward",
 ]
 
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**31), WHOLE]
 
 
 class ExactMatch(Strict):
@@ -65,18 +65,26 @@ class WebhookReward(Strict):
     kind: Literal["webhook"]
     url: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^https?://")]
     timeout_s: Annotated[float, Field(ge=0.1, le=300, allow_inf_nan=False)] = 10.0
-    batch_size: Annotated[int, Field(ge=1, le=1024)] = 64
-    retries: Annotated[int, Field(ge=0, le=10)] = 3
+    batch_size: Annotated[int, Field(ge=1, le=1024), WHOLE] = 64
+    retries: Annotated[int, Field(ge=0, le=10), WHOLE] = 3
 
 
-Reward = Annotated[ExactMatch | Regex | MathVerify | PluginReward | WebhookReward, Field(discriminator="kind")]
+def _with_kind(value: Any) -> Any:
+    return {"kind": "exact_match"} if value == {} else value
+
+
+Reward = Annotated[
+    ExactMatch | Regex | MathVerify | PluginReward | WebhookReward,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind),
+]
 
 
 class ArithmeticTask(Strict):
     """`What is a+b?` for 0 ≤ a, b ≤ `max_operand`; a fixed fifth of the pairs is held out."""
 
     kind: Literal["arithmetic"]
-    max_operand: Annotated[int, Field(ge=9, le=9999)] = 99
+    max_operand: Annotated[int, Field(ge=9, le=9999), WHOLE] = 99
     reward: Reward = ExactMatch()
 
 
@@ -99,7 +107,7 @@ class ReasoningGym(Strict):
 
     kind: Literal["reasoning_gym"]
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
-    size: Annotated[int, Field(ge=2, le=100_000)] = 2000
+    size: Annotated[int, Field(ge=2, le=100_000), WHOLE] = 2000
     seed: Seed = 0
     config: dict[str, JsonScalar | list[JsonScalar]] = Field({})
     held_out: Annotated[float, Field(ge=0, le=0.9, allow_inf_nan=False)] = 0.2

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .common import Finite, Strict
+from .common import WHOLE, Finite, Strict
 from .methods import (
     Correction,
     Dpo,
@@ -87,8 +87,8 @@ class Evaluation(Strict):
     """Greedy decoding over `items` held-out items of `task`, scored by the task's reward."""
 
     task: Task
-    items: Annotated[int, Field(ge=1, le=100_000)] = 256
-    max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 64
+    items: Annotated[int, Field(ge=1, le=100_000), WHOLE] = 256
+    max_tokens: Annotated[int, Field(ge=1, le=131_072), WHOLE] = 64
     gate: Gate = Gate()
 
 
@@ -99,8 +99,8 @@ class StopWhen(Strict):
     the best so far. `max_tokens`: so many tokens sampled and trained on, together."""
 
     target_score: Finite | None = None
-    no_progress_steps: Annotated[int, Field(ge=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    no_progress_steps: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
 
     @model_validator(mode="after")
     def _something(self) -> StopWhen:
@@ -124,7 +124,7 @@ class TrainRequested(Strict):
     evaluation: Evaluation | None = None
     promote_to: AliasName | None = "live"
     seed: Seed | None = None
-    eval_every: Annotated[int, Field(ge=1)] | None = None
+    eval_every: Annotated[int, Field(ge=1), WHOLE] | None = None
     promote: Literal["last", "best"] = "last"
     stop_when: StopWhen | None = None
 

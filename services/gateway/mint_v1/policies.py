@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
+from mint_schemas.common import WHOLE
 from mint_schemas.names import AliasName, parse_reference
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from services.gateway.edge import Caller, Here
 from services.gateway.identity import Identity
@@ -43,17 +44,7 @@ __all__ = [
 
 Timeout = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False, description="seconds to wait for readiness")]
 Alias = Annotated[AliasName, WithJsonSchema({"type": "string", "pattern": NAME_PATTERN, "examples": ["live"]})]
-
-
-def _is_number(value: Any) -> Any:
-    if isinstance(value, str | bool):
-        raise ValueError("a number is expected")
-    return value
-
-
-Version = Annotated[int, Field(ge=0, strict=False), BeforeValidator(_is_number)]
-"""Any integer of JSON, for which 7.0 is one and "7" is none."""
-
+Version = Annotated[int, Field(ge=0), WHOLE]
 Force = Annotated[bool, Field(description="move at once, ready or not: requests then wait for the load")]
 
 
@@ -91,7 +82,7 @@ class RollbackTo(BaseModel):
 class Pin(BaseModel):
     """A pinned policy's aliased revisions stay resident on every replica of its base model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     pinned: bool = True
 
 

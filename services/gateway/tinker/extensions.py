@@ -34,7 +34,7 @@ __all__ = ["ReverseKlRequest", "forward_backward_reverse_kl", "reverse_kl_json"]
 class KlDatum(BaseModel):
     """`target_tokens` and `weights` have a number for each token of `student_input`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     student_input: dict[str, Any]
     reference_input: dict[str, Any]
     target_tokens: dict[str, Any]
@@ -44,7 +44,7 @@ class KlDatum(BaseModel):
 class ReverseKlRequest(BaseModel):
     """Without `seq_id`: behind what is accepted so far, beside the numbers that the client counts."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
     model_id: Annotated[str, Field(max_length=300)]
     reference_model_path: Annotated[str, Field(max_length=1000)]
     data: list[KlDatum]

@@ -32,11 +32,10 @@ TAKEN = ["2xx", "3xx", "400", "401", "403", "404", "409", "429"]
 CONFIG = schemathesis.config.SchemathesisConfig.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": TAKEN}}}
 )
-# A TrainRequested is the event's contract: what its fields must agree on is in no JSON Schema and refused with 422, and
-# numbers are taken as text too.
+# A TrainRequested is the event's contract: what its fields must agree on is in no JSON Schema and refused with 422.
 CONTRACT = ("POST", "/mint/v1/runs")
 GENERATED = settings(
-    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -79,8 +78,7 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", _world().app, config=CO
 @GENERATED
 def test_the_mint_api_is_what_its_document_says(case: Any) -> None:
     key = "key-root" if case.path.startswith("/mint/v1/keys") else "key-acme"
-    loose = [checks.positive_data_acceptance, checks.negative_data_rejection]
-    left_out = loose if (case.method, case.path) == CONTRACT else []
+    left_out = [checks.positive_data_acceptance] if (case.method, case.path) == CONTRACT else []
     case.call_and_validate(headers={"Authorization": f"Bearer {key}"}, excluded_checks=left_out)
 
 

@@ -56,3 +56,31 @@ def test_what_goes_together_is_taken() -> None:
         **SCORED,
     )
     assert asked.method.steps_per_record == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "words"),
+    [
+        ({"group_size": "8"}, "group_size", "Input should be a valid integer"),
+        ({"group_size": True}, "group_size", "Input should be a valid integer"),
+        ({"group_size": 8.5}, "group_size", "Input should be a valid integer"),
+        ({"temperature": "0.5"}, "temperature", "Input should be a valid number"),
+        ({"temperature": True}, "temperature", "Input should be a valid number"),
+        ({"mask_overlong": 0}, "mask_overlong", "Input should be a valid boolean"),
+        ({"mask_overlong": "no"}, "mask_overlong", "Input should be a valid boolean"),
+    ],
+)
+def test_a_value_of_another_json_type_is_refused(method: dict[str, Any], where: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words) as refused:
+        request(method)
+    assert [error["loc"] for error in refused.value.errors()] == [("method", "grpo", where)]
+
+
+def test_whole_numbers_may_be_written_with_a_point_and_numbers_without() -> None:
+    method = request({"steps": 8.0, "group_size": 1e1, "temperature": 1}).method
+    assert (method.steps, method.group_size, method.temperature) == (8, 10, 1.0)  # type: ignore[union-attr]
+
+
+def test_an_empty_reward_is_the_exact_match_that_its_schema_gives() -> None:
+    task = request({"task": {**TASK, "reward": {}}}).method.task  # type: ignore[union-attr]
+    assert task.reward.kind == "exact_match"

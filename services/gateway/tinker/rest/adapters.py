@@ -43,7 +43,7 @@ class ImportAdapter(BaseModel):
     """`config` and `tensors` as POST /mint/v1/data answered for `adapter_config.json` and
     `adapter_model.safetensors`. Rank, alpha, rsLoRA and target modules are the config's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     base: Annotated[str, Field(max_length=200)]
     name: Annotated[str, Field(max_length=200)]
     config: FileRef

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Header
-from mint_schemas.common import FileRef
+from mint_schemas.common import WHOLE, FileRef
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
@@ -27,11 +27,11 @@ __all__ = ["copy_weights", "delete_checkpoint", "publish", "set_ttl", "unpublish
 KEY = "idempotency_key"
 LATEST = 100
 
-Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
+Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600), WHOLE]
 
 
 class Asked(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
 
 class Ttl(Asked):
@@ -49,7 +49,7 @@ class CopyRequest(Asked):
 
     source_path: Annotated[str, Field(max_length=1000)]
     session_id: Annotated[str, Field(max_length=300)] | None = None
-    model_seq_id: Annotated[int, Field(ge=0)] | None = None
+    model_seq_id: Annotated[int, Field(ge=0), WHOLE] | None = None
     destination_project_id: Annotated[str, Field(max_length=200)] | None = None
     ttl_seconds: Seconds | None = None
     weights_access_token: str | None = None

@@ -47,7 +47,7 @@ PathText = Annotated[str, Field(max_length=1000)]
 class InterpolateRequest(BaseModel):
     """`output_path`: a name; null: one that follows from the sources."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     source_paths: Annotated[list[PathText], Field(min_length=1, max_length=MAX_SOURCES)]
     coefficients: Annotated[list[Finite], Field(min_length=1, max_length=MAX_SOURCES)]
     output_path: PathText | None = None
