@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -70,6 +70,8 @@ def measure(run: Run, python: Path | None) -> None:
         sides: dict[str, Callable[[int], Turn]] = {OURS: lambda clients: ask(ours.url, clients, size)}
         if python is not None:
             peer = stack.enter_context(skyrl(python, run.folder / "skyrl", size.rows, size.prompts * size.samples))
+            # until its engine is loaded and has compiled its shapes, and then it is stopped
+            _in_its_turn(peer, 1, replace(size, steps=1))
             sides[SKYRL] = lambda clients: _in_its_turn(peer, clients, size)
         sides[PLAIN] = lambda clients: _plain(clients, size)
         rows: Rows = []

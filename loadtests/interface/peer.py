@@ -78,23 +78,50 @@ def skyrl(python: Path, folder: Path, rows: int, sequences: int) -> Iterator[Pee
     log = folder / "skyrl.log"
     with log.open("wb") as output:
         child = subprocess.Popen(
-            command(python, folder, port, rows, sequences),
+            command(python, base_for_it(folder / "base"), folder, port, rows, sequences),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**kept, **variables},
             cwd=folder,
+            # When a shell ends, the kernel hangs up on what stands still in its process groups.
+            start_new_session=True,
         )
     peer = Peer(f"http://127.0.0.1:{port}", psutil.Process(child.pid))
     try:
-        _wait(child, peer, log)
+        _wait(child, peer)
         yield peer
+    except Exception as error:
+        # Its engine loads behind a server that is healthy at once, and takes the server with it when it fails.
+        if child.poll() is None:
+            raise
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        raise RuntimeError(f"skyrl-tx ended (exit code {child.poll()}); {log} ends with:\n{tail}") from error
     finally:
         if child.poll() is None:
             peer.end()
 
 
-def command(python: Path, folder: Path, port: int, rows: int, sequences: int) -> list[str]:
+def base_for_it(folder: Path) -> Path:
+    """The base as Transformers 4 reads it, which the peer is on: it knows neither the class of the tokenizer nor the
+    place of `rope_theta` that Transformers 5 writes."""
+    found = bases.cache_dir() / "bases" / bases.SMOLLM2_TOKEN
+    folder.mkdir()
+    for path in found.iterdir():
+        (folder / path.name).symlink_to(path)
+    config = json.loads((found / "config.json").read_text())
+    _written(folder / "config.json", {**config, "rope_theta": config["rope_parameters"]["rope_theta"]})
+    tokenizer = json.loads((found / "tokenizer_config.json").read_text())
+    _written(folder / "tokenizer_config.json", {**tokenizer, "tokenizer_class": "PreTrainedTokenizerFast"})
+    return folder
+
+
+def _written(path: Path, value: dict[str, object]) -> None:
+    path.unlink()
+    path.write_text(json.dumps(value))
+
+
+def command(python: Path, base: Path, folder: Path, port: int, rows: int, sequences: int) -> list[str]:
     backend = {
         "max_lora_adapters": ADAPTERS,
         "max_lora_rank": MAX_RANK,
@@ -102,7 +129,7 @@ def command(python: Path, folder: Path, port: int, rows: int, sequences: int) ->
         "sample_max_num_sequences": sequences,
     }
     flags = {
-        "base-model": bases.cache_dir() / "bases" / bases.SMOLLM2_TOKEN,
+        "base-model": base,
         "backend-config": json.dumps(backend),
         "checkpoints-base": folder / "checkpoints",
         "database-url": f"sqlite:///{folder / 'tinker.db'}",
@@ -114,7 +141,7 @@ def command(python: Path, folder: Path, port: int, rows: int, sequences: int) ->
     return [str(python), "-m", "tx.tinker.api", *given]
 
 
-def _wait(child: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
+def _wait(child: subprocess.Popen[bytes], peer: Peer) -> None:
     say("skyrl-tx starts")
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and child.poll() is None:
@@ -124,5 +151,4 @@ def _wait(child: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    raise RuntimeError(f"skyrl-tx did not start (exit code {child.poll()}); {log} ends with:\n{tail}")
+    raise RuntimeError(f"skyrl-tx is not healthy after {START_S:.0f} s")

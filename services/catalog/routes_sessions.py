@@ -22,6 +22,7 @@ from shared.catalog.operations import (
     SamplerJoined,
     SamplerView,
     SamplesEnded,
+    SessionHead,
     SessionPage,
     SessionView,
 )
@@ -37,7 +38,7 @@ def session_routes(parts: Parts) -> APIRouter:
         return await parts.database.write(sessions.new_session, request, parts.rules, parts.clock())
 
     @router.post("/sessions/{session_id}/heartbeat")
-    async def heartbeat(session_id: str, caller: Caller) -> SessionView:
+    async def heartbeat(session_id: str, caller: Caller) -> SessionHead:
         return await parts.database.write(sessions.heartbeat, session_id, caller.tenant, parts.clock())
 
     @router.post("/sessions/{session_id}/finish")

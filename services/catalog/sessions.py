@@ -17,7 +17,7 @@ from services.catalog import ephemeral
 from services.catalog.operation_rules import OperationRules
 from services.catalog.operation_tables import ModelRow, SamplerRow, SessionRow
 from services.catalog.validate import name_errors
-from shared.catalog.operations import FinishSession, NewSession, SessionPage, SessionView
+from shared.catalog.operations import FinishSession, NewSession, SessionHead, SessionPage, SessionView
 from shared.errors import Refused
 
 __all__ = [
@@ -76,10 +76,10 @@ def touch(row: SessionRow, now: float) -> None:
     row.seen_at = max(row.seen_at, now)
 
 
-def heartbeat(session: Session, session_id: str, tenant: str | None, now: float) -> SessionView:
+def heartbeat(session: Session, session_id: str, tenant: str | None, now: float) -> SessionHead:
     row = find(session, session_id, tenant, lock=True)
     touch(row, now)
-    return view(session, row)
+    return head(row)
 
 
 def finish(session: Session, session_id: str, request: FinishSession, rules: OperationRules, now: float) -> SessionRow:
@@ -119,7 +119,15 @@ def show(session: Session, session_id: str, tenant: str | None) -> SessionView:
 def view(session: Session, row: SessionRow) -> SessionView:
     models = select(ModelRow.model_id).where(ModelRow.session_id == row.session_id).order_by(ModelRow.seq)
     samplers = select(SamplerRow.sampler_id).where(SamplerRow.session_id == row.session_id)
-    return SessionView.model_validate(
+    return SessionView(
+        **dict(head(row)),
+        model_ids=tuple(session.scalars(models)),
+        sampler_ids=tuple(session.scalars(samplers.order_by(SamplerRow.sampling_session_seq_id))),
+    )
+
+
+def head(row: SessionRow) -> SessionHead:
+    return SessionHead.model_validate(
         {
             "session_id": row.session_id,
             "tenant": row.tenant,
@@ -129,8 +137,6 @@ def view(session: Session, row: SessionRow) -> SessionView:
             "sdk_version": row.sdk_version,
             "tags": row.tags,
             "user_metadata": row.user_metadata,
-            "model_ids": tuple(session.scalars(models)),
-            "sampler_ids": tuple(session.scalars(samplers.order_by(SamplerRow.sampling_session_seq_id))),
         }
     )
 
@@ -141,4 +147,4 @@ def list_sessions(session: Session, tenant: str | None, limit: int, offset: int)
     if tenant is not None:
         query, count = query.where(SessionRow.tenant == tenant), count.where(SessionRow.tenant == tenant)
     rows = session.scalars(query.order_by(SessionRow.seq.desc()).limit(limit).offset(offset)).all()
-    return SessionPage(items=[view(session, row) for row in rows], total=session.scalar(count) or 0)
+    return SessionPage(items=[head(row) for row in rows], total=session.scalar(count) or 0)

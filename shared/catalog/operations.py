@@ -3,7 +3,7 @@
 | method, path | request | answer |
 |---|---|---|
 | POST /internal/v1/sessions | NewSession | SessionView |
-| POST /internal/v1/sessions/{id}/heartbeat | Caller | SessionView |
+| POST /internal/v1/sessions/{id}/heartbeat | Caller | SessionHead |
 | POST /internal/v1/sessions/{id}/finish | FinishSession | SessionView |
 | GET /internal/v1/sessions?tenant=&limit=&offset= | | SessionPage |
 | GET /internal/v1/sessions/{id}?tenant= | | SessionView |
@@ -87,7 +87,7 @@ class NewSession(Caller):
     user_metadata: dict[str, str] = Field(default_factory=dict)
 
 
-class SessionView(Message):
+class SessionHead(Message):
     session_id: str
     tenant: str
     state: Literal["open", "finished", "expired"]
@@ -96,12 +96,17 @@ class SessionView(Message):
     sdk_version: str = ""
     tags: tuple[str, ...] = ()
     user_metadata: dict[str, str] = Field(default_factory=dict)
+
+
+class SessionView(SessionHead):
+    """With everything opened in it, which may be a sampler for each step of a long training."""
+
     model_ids: tuple[str, ...] = ()
     sampler_ids: tuple[str, ...] = ()
 
 
 class SessionPage(Message):
-    items: list[SessionView]
+    items: list[SessionHead]
     total: int
 
 

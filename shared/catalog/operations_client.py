@@ -20,9 +20,9 @@ class OperationsClient(CatalogHttp):
     async def new_session(self, request: ops.NewSession) -> ops.SessionView:
         return await self._post("/sessions", request, ops.SessionView)
 
-    async def heartbeat(self, session_id: str, caller: ops.Caller) -> ops.SessionView:
+    async def heartbeat(self, session_id: str, caller: ops.Caller) -> ops.SessionHead:
         """Refused with status 410 (`session_ended`) for one that is finished or expired."""
-        return await self._post(f"/sessions/{quoted(session_id)}/heartbeat", caller, ops.SessionView)
+        return await self._post(f"/sessions/{quoted(session_id)}/heartbeat", caller, ops.SessionHead)
 
     async def finish_session(self, session_id: str, request: ops.FinishSession) -> ops.SessionView:
         """Again: the same view."""

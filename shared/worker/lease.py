@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from shared.catalog import api
-from shared.errors import MintError, Refused, Retryable
+from shared.errors import MintError, Refused
 from shared.telemetry import log
 
 __all__ = ["LEASE_TTL_S", "LeaseLost", "LeaseView", "Renew"]
@@ -73,7 +73,8 @@ class LeaseView:
             except Refused as error:
                 log(_log, logging.WARNING, "lease refused", reason=str(error))
                 self._answer = api.RenewAnswer(held=False, cancelled=error.code == "run_ended")
-            except Retryable as error:
+            except MintError as error:
+                # whatever it is, nobody has said that the lease is lost; unrenewed, it runs out
                 log(_log, logging.WARNING, "lease not renewed", reason=str(error))
             else:
                 self._held_until = asked + self._ttl_s

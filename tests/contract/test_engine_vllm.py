@@ -95,6 +95,22 @@ async def test_a_burst_of_seeded_requests_longer_than_a_step_leaves_the_engine_a
     assert len((await rig.ask())[0].tokens) == 8
 
 
+async def test_a_look_at_an_idle_engine_costs_its_processes_next_to_nothing(rig: Rig) -> None:
+    """vLLM's own spin for a second after each, and a learner beside them lacks their cores."""
+    processes = psutil.Process().children(recursive=True)
+
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    await rig.ask(max_tokens=2)
+    await asyncio.sleep(0.5)
+    before, looks = used(), 10
+    for _ in range(looks):
+        await rig.engine.resident()
+        await asyncio.sleep(0.3)
+    assert used() - before < 0.05 * looks
+
+
 async def test_an_unknown_version_sends_base_requests_through_a_zero_adapter(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from shared.engine.port import Capabilities
 from shared.engine.settings import EngineSettings
 from shared.errors import Fatal
 
-from . import grouped
+from . import executor, grouped
 from .grammar import COMPACT, Grammars, grammars_of
 
 # What vLLM fuses: a target on the left is served by the module on the right.
@@ -103,6 +103,7 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
     ranks = [rank for rank in RANKS if rank >= host.max_rank]
     if not ranks:
         raise Fatal(f"max_rank {host.max_rank} is above vLLM's {RANKS[-1]}")
+    sparing = current_platform.is_cpu() and vllm.__version__ in executor.VERSIONS
     return AsyncEngineArgs(
         model=str(base.directory),
         # Token ids in, token ids out: text is the callers'. Grammars alone speak of text, and need the tokenizer.
@@ -136,6 +137,7 @@ def engine_args(base: Base, settings: EngineSettings, host: Host, *, spare: bool
         max_logprobs=MAX_LOGPROBS,
         # By default the order of arrival alone counts.
         scheduling_policy="priority",
+        distributed_executor_backend=executor.SparingExecutor if sparing else None,
         worker_extension_cls="shared.engine.vllm.worker.WorkerExtension",
         disable_log_stats=True,
         enable_log_requests=False,

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from shared.adapters import layout
-from shared.engine.vllm import grouped
+from shared.engine.vllm import executor, grouped
 
 
 class WorkerExtension:
@@ -24,6 +24,9 @@ class WorkerExtension:
         manager = self._mint_manager()
         grouped.install(manager)
         return len(manager.modules)
+
+    def mint_spin_shortly(self) -> None:
+        executor.spin_shortly()
 
     def mint_slots(self) -> list[int]:
         """The adapter ids that are in slots now."""

@@ -219,7 +219,8 @@ async def test_paths_are_changed_copied_and_deleted(api: Api) -> None:
 async def test_sessions_and_models_are_listed_renewed_and_finished(api: Api) -> None:
     model_id = await api.opened()
     session_id = model_id.split(":")[0]
-    assert (await api.client.heartbeat(session_id, ops.Caller(tenant=TENANT))).model_ids == (model_id,)
+    assert (await api.client.heartbeat(session_id, ops.Caller(tenant=TENANT))).state == "open"
+    assert (await api.client.session(session_id, TENANT)).model_ids == (model_id,)
     assert (await api.client.sessions(TENANT)).total == (await api.client.models(TENANT)).total == 1
     assert (await api.client.sessions("other")).items == []
     view = await api.client.finish_session(session_id, ops.FinishSession(tenant=TENANT, reason="done"))

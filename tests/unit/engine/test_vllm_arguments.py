@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import math
+import time
 import warnings
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -36,8 +37,10 @@ def vllm() -> Any:
         warnings.simplefilter("ignore")
         from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-        from shared.engine.vllm import engine, grouped, start, translate
-    return SimpleNamespace(engine=engine, grouped=grouped, start=start, translate=translate, punica=PunicaWrapperCPU)
+        from shared.engine.vllm import engine, executor, grouped, start, translate
+    return SimpleNamespace(
+        engine=engine, executor=executor, grouped=grouped, start=start, translate=translate, punica=PunicaWrapperCPU
+    )
 
 
 @pytest.fixture
@@ -62,6 +65,24 @@ def test_a_prefill_is_never_split(vllm: Any, base: Base, tmp_path: Path) -> None
 def test_a_group_shares_its_prompt_in_small_blocks(vllm: Any, base: Base, tmp_path: Path) -> None:
     """128 tokens, the default on CPU, are longer than most prompts, and only whole blocks are shared."""
     assert _arguments(vllm, base, tmp_path).block_size == (32 if vllm.start.current_platform.is_cpu() else None)
+
+
+def test_on_cpus_nobody_waits_by_spinning(vllm: Any, base: Base, tmp_path: Path, monkeypatch: Any) -> None:
+    chosen = vllm.executor.SparingExecutor if vllm.start.current_platform.is_cpu() else None
+    assert _arguments(vllm, base, tmp_path).distributed_executor_backend is chosen
+    monkeypatch.setattr(vllm.executor, "VERSIONS", frozenset())
+    assert _arguments(vllm, base, tmp_path).distributed_executor_backend is None
+
+
+def test_a_reader_goes_to_sleep_soon_after_a_message(vllm: Any, monkeypatch: Any) -> None:
+    condition_type = vllm.executor.SpinCondition
+    monkeypatch.setattr(condition_type, "record_read", condition_type.record_read)
+    vllm.executor.spin_shortly()
+    condition = SimpleNamespace(busy_loop_s=1.0)
+    began = time.monotonic()
+    condition_type.record_read(condition)
+    left = condition.last_read + condition.busy_loop_s - began
+    assert vllm.executor.SPIN_S <= left < vllm.executor.SPIN_S + 0.5
 
 
 def test_lm_head_is_never_wrapped(vllm: Any, base: Base, tmp_path: Path) -> None:

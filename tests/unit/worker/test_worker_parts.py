@@ -82,8 +82,9 @@ async def test_a_lost_lease_is_told(answer: api.RenewAnswer | Exception, words: 
     assert lost.value.cancelled is cancelled
 
 
-async def test_a_lease_that_nobody_renews_runs_out() -> None:
-    renewals = Renewals(*(Retryable("away") for _ in range(100)))
+@pytest.mark.parametrize("trouble", [Retryable("away"), Fatal("what the catalog says cannot be read")])
+async def test_a_lease_that_nobody_renews_runs_out(trouble: Exception) -> None:
+    renewals = Renewals(*(trouble for _ in range(100)))
     async with LeaseView(renewals.renew, 2, ABOUT, every_s=0.01, ttl_s=0.05) as lease:
         await asyncio.sleep(0.1)
         with pytest.raises(LeaseLost, match="ran out"):

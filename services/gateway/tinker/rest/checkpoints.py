@@ -153,10 +153,12 @@ async def _begun(gateway: Gateway, tenant: str, key: str | None) -> SessionView 
     if key is None:
         return None
     latest = await gateway.operations.sessions(tenant, LATEST, 0)
-    for session in latest.items:
-        # One that is over has its copy, or could not be used.
-        if session.user_metadata.get(KEY) == key and (session.state == "open" or session.model_ids):
-            return session
+    for head in latest.items:
+        if head.user_metadata.get(KEY) == key:
+            session = await gateway.operations.session(head.session_id, tenant)
+            # One that is over has its copy, or could not be used.
+            if session.state == "open" or session.model_ids:
+                return session
     return None
 
 

@@ -71,7 +71,7 @@ class FakeOperations:
         self.session_views[view.session_id] = view
         return view
 
-    async def heartbeat(self, session_id: str, caller: ops.Caller) -> ops.SessionView:
+    async def heartbeat(self, session_id: str, caller: ops.Caller) -> ops.SessionHead:
         self._called()
         view = self._own(self.session_views, session_id, caller.tenant)
         if view.state != "open":
