@@ -29,6 +29,8 @@ __all__ = ["RANK", "Size", "Turn", "measure", "prompt_of", "rows_of"]
 OURS, SKYRL, PLAIN = "mint", "skyrl-tx", "PEFT, no server"
 RANK, RATE = 8, 1e-4
 PATIENCE_S = 1200.0
+ROUNDS = {1: 3, 4: 2}
+"""By clients; a turn of four takes SkyRL's server three minutes."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def prompt_of(row: Datum) -> tuple[int, ...]:
 def measure(run: Run, python: Path | None) -> None:
     """`python`: of a venv with skyrl-tx; None leaves it out."""
     size = Size(rows=4, samples=1, tokens=4, steps=1) if run.quick else Size()
-    # The learner takes one thread, to leave the other to serving; here nothing runs beside it, on any side.
-    threads = patch.dict("os.environ", {"MINT_LEARNER_THREADS": "2"})
+    # By default the learner has one thread and the engine two; what is learnt weighs more here than what is sampled.
+    threads = patch.dict("os.environ", {"MINT_LEARNER_THREADS": "2", "MINT_SERVING_THREADS": "1"})
     with threads, rig(run.folder / "loop", slots=8, max_resident=32) as ours, ExitStack() as stack:
         sides: dict[str, Callable[[int], Turn]] = {OURS: lambda clients: ask(ours.url, clients, size)}
         if python is not None:
@@ -75,8 +77,8 @@ def measure(run: Run, python: Path | None) -> None:
             sides[SKYRL] = lambda clients: _in_its_turn(peer, clients, size)
         sides[PLAIN] = lambda clients: _plain(clients, size)
         rows: Rows = []
-        for clients in (1, 4):
-            turns = _alternate(sides, clients, run.pick(3, 1))
+        for clients in ROUNDS:
+            turns = _alternate(sides, clients, run.pick(ROUNDS[clients], 1))
             rows += [_row(clients, side, turns) for side in turns]
             run.keep("loop", rows, None)
 

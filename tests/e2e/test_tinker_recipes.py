@@ -64,7 +64,7 @@ def taught(desks: dict[str, Desk]) -> str:
 
 
 def test_the_guessing_game_finishes(desk: Desk, tmp_path: Path) -> None:
-    sizes = {"group_size": 2, "batch_size": 2, "max_tokens": 8, "save_every": 0}
+    sizes = {"group_size": 2, "batch_size": 1, "max_tokens": 8, "save_every": 0}
     (line,) = recipe(desk, "multiplayer_rl.guess_number.train", tmp_path / "log", 1, **sizes)
     assert REWARD in line
 
@@ -79,7 +79,7 @@ def test_supervised_chats_are_learnt(desk: Desk, tmp_path: Path) -> None:
     """The same conversations in every epoch, so that their NLL can be compared."""
     dataset = tmp_path / "conversations.jsonl"
     dataset.write_text("".join(examples(desk.client)[:24]))
-    sizes = {"batch_size": 8, "max_length": 512, "lora_rank": 8, "num_epochs": 3, "save_every": 0}
+    sizes = {"batch_size": 8, "max_length": 128, "lora_rank": 8, "num_epochs": 3, "save_every": 0}
     lines = recipe(desk, "chat_sl.train", tmp_path / "log", 9, dataset=dataset, learning_rate=RATE, **sizes)
     first, _, last = (mean(lines[epoch : epoch + 3], NLL) for epoch in (0, 3, 6))
     assert last < first - 0.1
