@@ -33,7 +33,7 @@ __all__ = ["measure"]
 RANK = 8
 TOKENS = (5, 6, 7, 8)
 LORA = {"rank": RANK, "seed": 1, "train_unembed": False, "train_mlp": True, "train_attn": True}
-NO_GRADIENTS = "gradient"
+NO_GRADIENTS = "needs a forward_backward before it"
 
 Call = Callable[[int], Awaitable[tuple[float, float]]]
 
