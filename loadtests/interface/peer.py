@@ -89,7 +89,7 @@ def skyrl(python: Path, folder: Path, rows: int, sequences: int) -> Iterator[Pee
         )
     peer = Peer(f"http://127.0.0.1:{port}", psutil.Process(child.pid))
     try:
-        _wait(child, peer)
+        _wait(child, peer, log)
         yield peer
     except Exception as error:
         # Its engine loads behind a server that is healthy at once, and takes the server with it when it fails.
@@ -141,7 +141,7 @@ def command(python: Path, base: Path, folder: Path, port: int, rows: int, sequen
     return [str(python), "-m", "tx.tinker.api", *given]
 
 
-def _wait(child: subprocess.Popen[bytes], peer: Peer) -> None:
+def _wait(child: subprocess.Popen[bytes], peer: Peer, log: Path) -> None:
     say("skyrl-tx starts")
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and child.poll() is None:
@@ -151,4 +151,4 @@ def _wait(child: subprocess.Popen[bytes], peer: Peer) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    raise RuntimeError(f"skyrl-tx is not healthy after {START_S:.0f} s")
+    raise RuntimeError(f"skyrl-tx is not healthy after {START_S:.0f} s; its log is {log}")
