@@ -50,12 +50,13 @@ class Handlers:
         """Raises Fatal, with every reason, for what does not validate; its run.failed is on its way."""
         arrival = _arrival(message)
         with log_fields(run_id=arrival.run_id):
-            await self._arrived(arrival)
+            await self._arrived(arrival, _body(message))
 
-    async def _arrived(self, arrival: runs.Arrival) -> None:
+    async def _arrived(self, arrival: runs.Arrival, body: dict[str, Any]) -> None:
+        """`body`: as it came; the arrival's is the one to keep."""
         known = await self._database.read(_outcome_of, arrival.run_id)
         if known is None:
-            checked = await self._validator.check(arrival.body)
+            checked = await self._validator.check(body)
             known = await self._database.write(self._receive, arrival, checked)
         await self._driver.advance(arrival.run_id)
         if known:
@@ -171,7 +172,7 @@ def _body(message: Received) -> dict[str, Any]:
 
 
 def _storable(value: Any) -> Any:
-    """NaN and infinities are no JSON; as words they still fail validation, and can be shown."""
+    """NaN and infinities are no JSON; as words they can be kept and shown."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)

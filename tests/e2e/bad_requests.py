@@ -74,6 +74,10 @@ BAD: dict[str, tuple[Callable[[Refs], dict[str, Any]], tuple[str, ...]]] = {
     "group of none": (lambda _: grpo(group_size=0), ("group_size", "greater than or equal to 2")),
     "learning rate NaN": (lambda _: rate(float("nan")), ("learning_rate", "finite number")),
     "learning rate 1e999": (lambda _: rate(INFINITE), ("learning_rate", "finite number")),
+    "generator config NaN": (
+        lambda _: grpo(task={"kind": "reasoning_gym", "name": "chain_sum", "config": {"min_terms": float("nan")}}),
+        ("config.min_terms", "finite number"),
+    ),
     "learning rate of words": (lambda _: rate("fast"), ("learning_rate", "valid number")),
     "name with ../": (
         lambda _: sft(policy="bad/../x"),
